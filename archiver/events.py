@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-RollReason = Literal["size", "age", "space", "revoked", "shutdown", "request"]
+from archiver.domain.rolling import RollReason
+
 PauseReason = Literal["memory", "spool", "disk", "no_space"]
 RebalanceKind = Literal["assigned", "revoked", "lost"]
 

@@ -132,7 +132,9 @@ class Source(Protocol):
 class Ledger(Protocol):
     """Which offsets are safe to commit. One implementation per kind of promise ([D1], [D8], gRPC)."""
 
-    def assign(self, committed: Mapping[TopicPartition, int | None]) -> None: ...
+    def assign(self, committed: Mapping[TopicPartition, int | None]) -> None:
+        """Start anew for these partitions."""
+        ...
 
     def drop(self, partitions: frozenset[TopicPartition]) -> None:
         """Forget all state of revoked or lost partitions; later releases of their files do nothing."""
@@ -152,6 +154,18 @@ class Ledger(Protocol):
 
     def low_water(self, partition: TopicPartition) -> int | None:
         """Lowest offset that is not durable; None before anything was delivered."""
+        ...
+
+    def position(self, partition: TopicPartition) -> int | None:
+        """Next offset that will be taken; None before anything was delivered."""
+        ...
+
+    def committed(self, partition: TopicPartition) -> int | None:
+        """What the broker holds, as far as is known."""
+        ...
+
+    def partitions(self) -> list[TopicPartition]:
+        """All that are assigned."""
         ...
 
     def committable(self) -> dict[TopicPartition, int]:

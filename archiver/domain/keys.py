@@ -1,0 +1,169 @@
+"""Where a record's file goes in the archive: segments, templates, keys ([K1]-[K7])."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Callable
+
+from archiver.domain.sealed import ObjectKey
+from archiver.errors import ConfigError
+
+SEGMENT_BYTES_MAX = 200
+CUT_BYTES_MAX = 183
+"""A longer segment is cut to this many bytes and ends in `~` and 16 hex digits: 200 in all [K7]."""
+
+KEY_BYTES_MAX = 1024
+"""S3's limit for a key, the lowest of the stores."""
+
+WRITER_ID_DIGITS = 4
+WRITER_ID_DIGITS_LONG = 12
+"""Digits of the id taken after a collision."""
+
+_UNSAFE = re.compile(rb"[^A-Za-z0-9._-]")
+_ESCAPE = re.compile(rb"=([0-9A-F]{2})")
+_FIELD = re.compile(r"\{([^{}]*)\}")
+_FIELD_NAMES = ("year", "month", "day", "hour", "minute", "timestamp", "seq")
+_LITERALS = re.compile(r"[A-Za-z0-9._=/-]*")
+_FIELD_BYTES = {"year": 4, "month": 2, "day": 2, "hour": 2, "minute": 2, "timestamp": 11, "seq": 10}
+
+SEQ_ENTRIES_MAX = 1_000_000
+"""More routes than this in one expansion: the writer takes a new id and counts from the start."""
+
+
+def encode_segment(value: str) -> str:
+    """Exactly one path segment for `value`, injective up to the cut of very long ones [K5], [K7]."""
+    raw = value.encode()
+    text = _UNSAFE.sub(lambda m: b"=%02X" % m[0][0], raw)
+    if text.startswith(b"."):
+        text = b"=2E" + text[1:]
+    if len(text) > SEGMENT_BYTES_MAX:
+        cut = text[:CUT_BYTES_MAX]
+        escape = cut.rfind(b"=", CUT_BYTES_MAX - 2)
+        if escape >= 0:
+            cut = cut[:escape]
+        text = cut + b"~" + hashlib.sha256(raw).hexdigest()[:16].encode()
+    return text.decode("ascii")
+
+
+def decode_segment(segment: str) -> str:
+    """The value of a segment that was not cut (a `~` marks a cut one: ValueError)."""
+    if "~" in segment:
+        raise ValueError(f"segment {segment!r} was cut: its value is not in the key")
+    return _ESCAPE.sub(lambda m: bytes([int(m[1], 16)]), segment.encode("ascii")).decode()
+
+
+class KeyTemplate:
+    """`archive.path_template`, checked when made [K2]."""
+
+    def __init__(self, template: str) -> None:
+        problem = template_problem(template)
+        if problem:
+            raise ConfigError(f"archive.path_template={template!r} {problem}")
+        self.text = template
+        self.has_seq = "{seq}" in template
+
+    def expand(self, unix_secs: float, seq: str = "") -> str:
+        """The template at a time, UTC and zero-padded; `seq` fills `{seq}`."""
+        utc = time.gmtime(int(unix_secs))
+        return self.text.format_map(
+            {
+                "year": f"{utc.tm_year:04d}",
+                "month": f"{utc.tm_mon:02d}",
+                "day": f"{utc.tm_mday:02d}",
+                "hour": f"{utc.tm_hour:02d}",
+                "minute": f"{utc.tm_min:02d}",
+                "timestamp": str(int(unix_secs)),
+                "seq": seq,
+            }
+        )
+
+    def longest_bytes(self) -> int:
+        """Bytes of the longest expansion."""
+        return len(_FIELD.sub(lambda m: "x" * _FIELD_BYTES[m[1]], self.text))
+
+
+def template_problem(template: str) -> str | None:
+    """What is wrong with a template and the way out, or None."""
+    known = ", ".join(f"{{{name}}}" for name in _FIELD_NAMES)
+    for name in _FIELD.findall(template):
+        if name not in _FIELD_NAMES:
+            return f"uses {{{name}}}: only {known} are known"
+    literals = _FIELD.sub("", template)
+    if "{" in literals or "}" in literals:
+        return f"has an unpaired brace: only {known} are known"
+    if not _LITERALS.fullmatch(literals):
+        return "may hold only letters, digits and . _ - = / beside its fields"
+    segments = template.split("/")
+    if any(segment in ("", ".", "..") or segment.startswith(".") for segment in segments):
+        return "must not start or end with /, nor hold an empty segment or one that starts with a dot"
+    return None
+
+
+def longest_key_bytes(
+    prefix: str, fields: int, template: str, extension: str, *, has_topic: bool, topic_only: bool = False
+) -> int:
+    """Bytes of the longest key a configuration can produce [K7]."""
+    segments = (1 if has_topic else 0) + (0 if topic_only and has_topic else max(fields, 1))
+    route = segments * (SEGMENT_BYTES_MAX + 1)
+    prefix_bytes = len(prefix.strip("/").encode()) + 1 if prefix.strip("/") else 0
+    tail = 1 + _FIELD_BYTES["seq"] + 1 + WRITER_ID_DIGITS_LONG + 1 + len(extension)
+    return prefix_bytes + route + KeyTemplate(template).longest_bytes() + tail
+
+
+class KeyMaker:
+    """Hands out keys, never the same one twice in this process.
+
+    `seq` counts per route and expansion, so only the latest expansion of a route is kept. A clock
+    that steps back could bring an earlier expansion again, and with it a key that has been used:
+    then the writer id changes, which makes all keys new. (A re-used key under which the same bytes
+    lie would look like our own upload, and its records would be lost.)
+    """
+
+    def __init__(self, template: KeyTemplate, extension: str, new_id: Callable[[int], str]) -> None:
+        self._template = template
+        self._extension = extension
+        self._new_id = new_id
+        self._used = set[str]()
+        self._seqs: dict[str, tuple[str, int]] = {}
+        self._expansion = ""
+        self._second = -1
+        self.writer_id = ""
+        self.rename(WRITER_ID_DIGITS)
+
+    def rename(self, digits: int = WRITER_ID_DIGITS_LONG) -> str:
+        """Take a writer id this process has not had, and count from 0001 again."""
+        fresh = self._new_id(digits)
+        while fresh in self._used:
+            fresh = self._new_id(digits)
+        self._used.add(fresh)
+        self._seqs.clear()
+        self.writer_id = fresh
+        return fresh
+
+    def next(self, route: str, unix_secs: float) -> ObjectKey:
+        """The key of a file of `route` that opens now."""
+        self._move_to(int(unix_secs))
+        expansion, seq = self._seqs.get(route, (self._expansion, 0))
+        seq = seq + 1 if expansion == self._expansion else 1
+        self._seqs[route] = (self._expansion, seq)
+        number = f"{seq:04d}"
+        place = self._expansion
+        if self._template.has_seq:
+            place = self._template.expand(unix_secs, number)
+        return ObjectKey(f"{route}/{place}-{number}", self.writer_id, self._extension)
+
+    def _move_to(self, second: int) -> None:
+        """Follow the clock: forget counts of expansions that have passed, rename if it went back."""
+        if second == self._second and len(self._seqs) < SEQ_ENTRIES_MAX:
+            return
+        expansion = self._template.expand(second)
+        if expansion != self._expansion:
+            if second < self._second:
+                self.rename()
+            self._seqs.clear()
+            self._expansion = expansion
+        elif len(self._seqs) >= SEQ_ENTRIES_MAX:
+            self.rename()
+        self._second = max(second, self._second) if expansion == self._expansion else second
