@@ -1,0 +1,1 @@
+"""Starts real servers and real daemons for tests, and reads archives without the archiver's own code."""
