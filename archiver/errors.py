@@ -1,16 +1,16 @@
 """Every error of ours, split by what the caller does about it.
 
-    ArchiverError
-    ├── ConfigError            tell the operator, exit 2, before anything connects
-    ├── StartError             tell the operator, exit 1: a port is taken, the spool is locked
-    ├── FatalError             drain what can be drained, exit 1: a restart reads again
-    │   ├── SourceFatalError     the client cannot go on (fenced, fatal librdkafka error)
-    │   └── SpoolError           local writes keep failing, a worker thread died
-    └── StoreError             one attempt to store one file went wrong
-        ├── TransientStoreError  heals by waiting: try again for as long as it takes
-        ├── KeyTakenError        the key holds somebody else's object: take another key
-        ├── RefusedError         this object will never be taken: dead letters
-        └── DamagedFileError     the sealed file is gone or no longer matches its checksum
+ArchiverError
+├── ConfigError            tell the operator, exit 2, before anything connects
+├── StartError             tell the operator, exit 1: a port is taken, the spool is locked
+├── FatalError             drain what can be drained, exit 1: a restart reads again
+│   ├── SourceFatalError     the client cannot go on (fenced, fatal librdkafka error)
+│   └── SpoolError           local writes keep failing, a worker thread died
+└── StoreError             one attempt to store one file went wrong
+    ├── TransientStoreError  heals by waiting: try again for as long as it takes
+    ├── KeyTakenError        the key holds somebody else's object: take another key
+    ├── RefusedError         this object will never be taken: dead letters
+    └── DamagedFileError     the sealed file is gone or no longer matches its checksum
 """
 
 from __future__ import annotations

@@ -234,7 +234,9 @@ class StoreProbed(Event):
 @dataclass(frozen=True, slots=True)
 class CreateOnlyMissing(Event):
     level: ClassVar[str] = "warning"
-    message: ClassVar[str] = "the store does not refuse to replace objects: a look-up before each upload stands in"
+    message: ClassVar[str] = (
+        "the store does not refuse to replace objects: a look-up before each upload stands in"
+    )
     detail: str
 
 
@@ -288,7 +290,9 @@ class LeftoversFound(Event):
 @dataclass(frozen=True, slots=True)
 class CaseInsensitiveStore(Event):
     level: ClassVar[str] = "warning"
-    message: ClassVar[str] = "the archive's file system ignores case: routes that differ in case alone share a folder"
+    message: ClassVar[str] = (
+        "the archive's file system ignores case: routes that differ in case alone share a folder"
+    )
     path: str
 
 

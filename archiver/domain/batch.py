@@ -27,8 +27,12 @@ class RecordBatch:
     offsets: Sequence[int]
 
 
-class Span(NamedTuple):
-    """What a file holds of one partition: first and last offset (inclusive) and how many records."""
+@dataclass(slots=True, unsafe_hash=True)
+class Span:
+    """What a file holds of one partition: first and last offset (inclusive) and how many records.
+
+    Treated as a value; not `frozen` because one is made per route and batch, and that costs 0.4 µs more.
+    """
 
     first: int
     last: int

@@ -63,6 +63,7 @@ class KeyTemplate:
             raise ConfigError(f"archive.path_template={template!r} {problem}")
         self.text = template
         self.has_seq = "{seq}" in template
+        self.recurs = _recurs(template)
 
     def expand(self, unix_secs: float, seq: str = "") -> str:
         """The template at a time, UTC and zero-padded; `seq` fills `{seq}`."""
@@ -82,6 +83,15 @@ class KeyTemplate:
     def longest_bytes(self) -> int:
         """Bytes of the longest expansion."""
         return len(_FIELD.sub(lambda m: "x" * _FIELD_BYTES[m[1]], self.text))
+
+
+def _recurs(template: str) -> bool:
+    """Whether an expansion can come again while the clock only goes forward, as `{hour}` does daily."""
+    names = set(_FIELD.findall(template))
+    if "timestamp" in names:
+        return False
+    used = [unit in names for unit in ("year", "month", "day", "hour", "minute")]
+    return used != sorted(used, reverse=True)
 
 
 def template_problem(template: str) -> str | None:
@@ -115,10 +125,10 @@ def longest_key_bytes(
 class KeyMaker:
     """Hands out keys, never the same one twice in this process.
 
-    `seq` counts per route and expansion, so only the latest expansion of a route is kept. A clock
-    that steps back could bring an earlier expansion again, and with it a key that has been used:
-    then the writer id changes, which makes all keys new. (A re-used key under which the same bytes
-    lie would look like our own upload, and its records would be lost.)
+    A re-used key under which the same bytes lie would look like our own upload whose answer was
+    lost, and its records would be gone. So the counts of an expansion are forgotten only when it
+    cannot come again, and when a clock that steps back brings it again all the same, or when the
+    table is full, the writer id changes, which makes all keys new.
     """
 
     def __init__(self, template: KeyTemplate, extension: str, new_id: Callable[[int], str]) -> None:
@@ -126,9 +136,9 @@ class KeyMaker:
         self._extension = extension
         self._new_id = new_id
         self._used = set[str]()
-        self._seqs: dict[str, tuple[str, int]] = {}
+        self._seqs: dict[str, int] = {}
         self._expansion = ""
-        self._second = -1
+        self._second = 0
         self.writer_id = ""
         self.rename(WRITER_ID_DIGITS)
 
@@ -144,26 +154,24 @@ class KeyMaker:
 
     def next(self, route: str, unix_secs: float) -> ObjectKey:
         """The key of a file of `route` that opens now."""
-        self._move_to(int(unix_secs))
-        expansion, seq = self._seqs.get(route, (self._expansion, 0))
-        seq = seq + 1 if expansion == self._expansion else 1
-        self._seqs[route] = (self._expansion, seq)
+        if int(unix_secs) != self._second:
+            self._move_to(int(unix_secs))
+        if len(self._seqs) >= SEQ_ENTRIES_MAX:
+            self.rename()
+        place = f"{route}/{self._expansion}"
+        seq = self._seqs[place] = self._seqs.get(place, 0) + 1
         number = f"{seq:04d}"
-        place = self._expansion
         if self._template.has_seq:
-            place = self._template.expand(unix_secs, number)
-        return ObjectKey(f"{route}/{place}-{number}", self.writer_id, self._extension)
+            place = f"{route}/{self._template.expand(unix_secs, number)}"
+        return ObjectKey(f"{place}-{number}", self.writer_id, self._extension)
 
     def _move_to(self, second: int) -> None:
-        """Follow the clock: forget counts of expansions that have passed, rename if it went back."""
-        if second == self._second and len(self._seqs) < SEQ_ENTRIES_MAX:
-            return
+        """Follow the clock, forgetting the counts of an expansion that has passed for good."""
         expansion = self._template.expand(second)
-        if expansion != self._expansion:
+        if expansion != self._expansion and not self._template.recurs:
             if second < self._second:
                 self.rename()
             self._seqs.clear()
-            self._expansion = expansion
-        elif len(self._seqs) >= SEQ_ENTRIES_MAX:
-            self.rename()
-        self._second = max(second, self._second) if expansion == self._expansion else second
+        if expansion == self._expansion:
+            second = max(second, self._second)
+        self._expansion, self._second = expansion, second
