@@ -1,0 +1,62 @@
+# `make test` and `make demo` set themselves up on an empty machine with Python 3.11 and make.
+
+VENV   ?= .venv
+PY     := $(VENV)/bin/python
+PYTEST := $(PY) -m pytest
+READY  := $(VENV)/.made-from-requirements
+ARGS   ?=
+SHELL  := bash
+export VENV
+
+.DEFAULT_GOAL := help
+.PHONY: help setup fmt lint test test-fast sim demo bench chaos soak requirements clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r t d; do printf '  make %-13s %s\n' "$$t" "$$d"; done
+
+$(READY): deploy/requirements/dev.txt .ci/setup-python
+	@.ci/setup-python
+
+setup: $(READY) ## Python packages and the programs that the tests use; instant when nothing changed
+	@.ci/setup-programs
+
+fmt: $(READY) ## format and fix what can be fixed
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+lint: $(READY) ## style, types, import directions
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(VENV)/bin/lint-imports --no-logo
+
+test: setup lint ## everything, with real servers, except chaos and soak
+	$(PYTEST) -m "not chaos and not soak" $(ARGS)
+
+test-fast: $(READY) ## without servers: unit, contract, simulation; under a minute
+	$(PYTEST) -q -m "not servers and not chaos and not soak" tests/unit tests/contract tests/sim $(ARGS)
+
+sim: $(READY) ## the simulation with fresh seeds: make sim SEEDS=5000
+	SIM_SEEDS=$(or $(SEEDS),5000) $(PYTEST) -q tests/sim $(ARGS)
+
+demo: $(READY) ## the daemon at work in under a minute; KEEP=1 leaves it running
+	@$(PY) -m tests.demo $(if $(KEEP),--keep)
+
+bench: setup ## throughput and memory against the baselines
+	$(PY) -m bench $(ARGS)
+
+chaos: setup ## kills, freezes and cut connections at random moments, for minutes
+	$(PYTEST) -m chaos -s $(ARGS)
+
+soak: setup ## hours of load: make soak ARGS=...
+	$(PYTEST) -m soak -s $(ARGS)
+
+COMPILE := $(VENV)/bin/pip-compile --quiet --strip-extras --allow-unsafe --generate-hashes --no-annotate --no-header \
+	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
+requirements: $(READY) ## pin the newest versions that pyproject.toml allows
+	$(COMPILE) --upgrade --extra azure-identity -o deploy/requirements/core.txt pyproject.toml
+	$(COMPILE) --upgrade --extra dev -c deploy/requirements/core.txt -o deploy/requirements/dev.txt pyproject.toml
+
+clean: ## remove what tests and tools left behind, not the virtual environment
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist *.egg-info tests/logs
+	find archiver tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
