@@ -56,7 +56,8 @@ class StoreCase:
 
     `open` gives an empty store. `unreachable` gives one whose server or folder is away. `sizes` are sizes
     around which its way of uploading changes, in bytes. `races` false: its server is known to let two
-    creators of one key both win.
+    creators of one key both win. `honours_create_only` false: its server is known to replace objects on
+    one of its ways of uploading, which the probe must notice.
     """
 
     name: str
@@ -65,6 +66,7 @@ class StoreCase:
     keeps_metadata: bool = True
     sizes: tuple[int, ...] = (1, 65_535, 65_536, 65_537)
     races: bool = True
+    honours_create_only: bool = True
     key_too_long: str = "x" * 1025
     probe_key: str = ".dfe-archiver-probe"
     needs_server: bool = False

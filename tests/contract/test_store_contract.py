@@ -247,8 +247,8 @@ def test_a_store_that_is_away_heals_by_waiting(case: StoreCase, tmp_path: Path, 
 
 def test_the_probe_shows_create_only_and_stays(case: StoreCase, opened: OpenStore) -> None:
     """[S3]: one reserved key, put create-only, which a second probe finds in place."""
-    assert opened.store.probe().create_only
-    assert opened.store.probe().create_only
+    assert opened.store.probe().create_only is case.honours_create_only
+    assert opened.store.probe().create_only is case.honours_create_only
     assert opened.keys() in ([case.probe_key], [])  # the store in memory needs none
 
 
