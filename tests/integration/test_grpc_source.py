@@ -1,0 +1,548 @@
+"""The push listener against real senders: gRPC channels on localhost."""
+
+from __future__ import annotations
+
+import datetime
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from archiver.domain.batch import TopicPartition
+from archiver.errors import StartError
+from archiver.settings.models import Grpc
+from archiver.sources.grpc import SERVICE, GrpcSource
+from archiver.sources.wire import transport_pb2 as wire
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class NoListener:
+    """gRPC has no partitions to be told about: any call is an error."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"the gRPC source called {name}")
+
+
+@contextmanager
+def listening(**settings: Any) -> Iterator[GrpcSource]:
+    source = GrpcSource(Grpc(listen="127.0.0.1:0", **settings))
+    source.start(NoListener())
+    try:
+        yield source
+    finally:
+        source.close(5)
+
+
+@pytest.fixture
+def source() -> Iterator[GrpcSource]:
+    with listening() as started:
+        yield started
+
+
+class Sender:
+    """A sender as others write them: unary calls on a channel of its own."""
+
+    def __init__(self, source: GrpcSource, credentials: grpc.ChannelCredentials | None = None) -> None:
+        address = f"localhost:{source.port}"
+        pairs = [("grpc.use_local_subchannel_pool", 1)]
+        if credentials is None:
+            self.channel = grpc.insecure_channel(address, options=pairs)
+        else:
+            self.channel = grpc.secure_channel(address, credentials, options=pairs)
+
+    def push(self, payload: bytes, format: int = wire.JSON, **call: Any) -> int:
+        method = self.channel.unary_unary(
+            f"/{SERVICE}/Push", wire.PushRequest.SerializeToString, wire.PushResponse.FromString
+        )
+        request = wire.PushRequest(payload=payload, format=format, metadata={"k": "v"})  # type: ignore[arg-type]
+        return int(method(request, timeout=10, **call).accepted)
+
+    def route_batch(self, records: list[wire.Record]) -> int:
+        method = self.channel.unary_unary(
+            f"/{SERVICE}/RouteBatch", wire.Batch.SerializeToString, wire.BatchAck.FromString
+        )
+        return int(method(wire.Batch(records=records), timeout=10).accepted)
+
+    def raw(self, name: str, message: bytes, timeout: float = 10) -> bytes:
+        return bytes(self.channel.unary_unary(f"/{SERVICE}/{name}", None, None)(message, timeout=timeout))
+
+    def serving(self) -> bool:
+        answer = wire.HealthCheckResponse.FromString(self.raw("HealthCheck", b""))
+        return answer.status == wire.HealthCheckResponse.SERVING
+
+
+@pytest.fixture
+def sender(source: GrpcSource) -> Iterator[Sender]:
+    sender = Sender(source)
+    yield sender
+    sender.channel.close()
+
+
+def refusal(call: Callable[[], object]) -> Any:
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return caught.value
+
+
+def taken(source: GrpcSource, records: int, secs: float = 10) -> list[bytes]:
+    values: list[bytes] = []
+    until = time.monotonic() + secs
+    while len(values) < records and time.monotonic() < until:
+        for batch in source.take(0.05):
+            values += [value for value in batch.values if value is not None]
+    return values
+
+
+def wait_for(condition: Callable[[], bool], secs: float = 5) -> None:
+    until = time.monotonic() + secs
+    while not condition():
+        assert time.monotonic() < until, "not within its time"
+        time.sleep(0.01)
+
+
+# --- what is taken ----------------------------------------------------------------------------
+
+
+def test_an_answered_push_comes_out_of_take_in_order_with_rising_offsets(
+    source: GrpcSource, sender: Sender
+) -> None:
+    """[G1] [G3]"""
+    assert sender.push(b'{"n":1}\n{"n":2}\r\n') == 2
+    assert sender.push(b'{"n":3}', wire.AUTO) == 1
+    assert source.queued_bytes() > 0
+    first = source.take(1)
+    assert sender.route_batch([wire.Record(payload=b"a\nb", key="k"), wire.Record(payload=b"")]) == 2
+    second = source.take(1)
+    assert [list(batch.values) for batch in first] == [[b'{"n":1}', b'{"n":2}\r', b'{"n":3}']]
+    assert [list(batch.values) for batch in second] == [[b"a\nb", b""]]
+    assert [list(batch.offsets) for batch in (*first, *second)] == [[0, 1, 2], [3, 4]]
+    assert first[0].partition == TopicPartition("", 0)
+    assert source.queued_bytes() == 0
+
+
+def test_nothing_to_take_is_an_empty_answer_after_the_timeout(source: GrpcSource) -> None:
+    began = time.monotonic()
+    assert source.take(0.05) == ()
+    assert 0.04 < time.monotonic() - began < 2
+
+
+def test_a_push_without_records_is_answered_with_zero(source: GrpcSource, sender: Sender) -> None:
+    assert sender.push(b"") == 0
+    assert sender.route_batch([]) == 0
+    assert source.take(0) == ()
+
+
+def test_there_are_no_positions_and_nothing_to_commit(source: GrpcSource, sender: Sender) -> None:
+    sender.push(b"a")
+    taken(source, 1)
+    assert source.positions() == {}
+    assert source.view() == {}
+    assert source.commit({TopicPartition("", 0): 1}) is True
+    assert source.commit_and_confirm({TopicPartition("", 0): 1}, 1) is True
+
+
+@pytest.mark.parametrize("kind", ["MSGPACK", "ARROW_IPC", "7"])
+def test_formats_that_are_not_lines_are_refused_with_the_reason(
+    source: GrpcSource, sender: Sender, kind: str
+) -> None:
+    """[G3]: also where one record of a batch has it, and then none of the batch is taken."""
+    number = int(kind) if kind.isdigit() else wire.Format.Value(kind)
+    for call in (
+        lambda: sender.push(b"x", number),
+        lambda: sender.route_batch([wire.Record(payload=b"x"), wire.Record(payload=b"y", format=number)]),  # type: ignore[arg-type]
+    ):
+        error = refusal(call)
+        assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert kind in error.details()
+        assert "JSON" in error.details()
+    assert source.take(0) == ()
+
+
+def test_bytes_that_are_no_message_are_refused(source: GrpcSource, sender: Sender) -> None:
+    error = refusal(lambda: sender.raw("Push", b"\xff\xff\xff"))
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert sender.push(b"still here") == 1
+
+
+def test_fields_we_do_not_know_do_not_hurt(source: GrpcSource, sender: Sender) -> None:
+    sender.raw("Push", wire.PushRequest(payload=b"a").SerializeToString() + b"\xa2\x06\x03new")
+    assert taken(source, 1) == [b"a"]
+
+
+def test_records_of_many_senders_are_each_taken_once_and_each_senders_in_order(source: GrpcSource) -> None:
+    """[G1]"""
+
+    def send(name: int) -> None:
+        sender = Sender(source)
+        for number in range(50):
+            assert sender.push(b"%d:%d\n%d:%d" % (name, 2 * number, name, 2 * number + 1)) == 2
+        sender.channel.close()
+
+    threads = [threading.Thread(target=send, args=(name,)) for name in range(8)]
+    for thread in threads:
+        thread.start()
+    values = taken(source, 800, 20)
+    for thread in threads:
+        thread.join()
+    assert source.take(0.05) == ()
+    for name in range(8):
+        mine = [value for value in values if value.startswith(b"%d:" % name)]
+        assert mine == [b"%d:%d" % (name, number) for number in range(100)]
+
+
+# --- bounds -----------------------------------------------------------------------------------
+
+
+def test_at_the_bound_pushes_are_refused_at_once_with_a_hint_and_nothing_accepted_is_lost() -> None:
+    """[G2] [O2]"""
+    with listening(max_queue_bytes=100_000) as source:
+        sender = Sender(source)
+        accepted = 0
+        while True:
+            try:
+                accepted += sender.push(b"x" * 999)
+            except grpc.RpcError as error:
+                refused: Any = error
+                break
+            assert accepted < 1000
+        assert refused.code() == grpc.StatusCode.UNAVAILABLE
+        hints = {key: value for key, value in refused.trailing_metadata() if "retry" in key}
+        assert 0 < int(hints["retry-after-ms"]) < 5000
+        assert hints["grpc-retry-pushback-ms"] == hints["retry-after-ms"]
+        assert accepted > 80
+        assert source.queued_bytes() <= 100_000
+        assert "max_queue_bytes" in str(source.ready())
+        assert not sender.serving()
+
+        times = []
+        for _ in range(20):
+            began = time.monotonic()
+            assert refusal(lambda: sender.push(b"x" * 999)).code() == grpc.StatusCode.UNAVAILABLE
+            times.append(time.monotonic() - began)
+        assert sorted(times)[10] < 0.05
+
+        assert taken(source, accepted) == [b"x" * 999] * accepted
+        assert source.take(0) == ()
+        assert source.ready() is None
+        assert sender.serving()
+        assert sender.push(b"again") == 1
+        sender.channel.close()
+
+
+def test_a_push_larger_than_the_whole_queue_is_told_so() -> None:
+    with listening(max_queue_bytes=10_000) as source:
+        sender = Sender(source)
+        error = refusal(lambda: sender.push(b"x" * 20_000))
+        assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "max_queue_bytes=10000" in error.details()
+        assert sender.push(b"x") == 1
+        sender.channel.close()
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+def test_a_message_above_the_bound_is_refused_also_when_it_travels_compressed(
+    compression: grpc.Compression,
+) -> None:
+    with listening(max_message_bytes=1 << 20) as source:
+        sender = Sender(source)
+        error = refusal(lambda: sender.push(b"x" * (2 << 20), compression=compression))
+        assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert source.take(0.05) == ()
+        assert sender.push(b"x" * (1 << 19), compression=compression) == 1
+        assert taken(source, 1) == [b"x" * (1 << 19)]
+        sender.channel.close()
+
+
+def test_while_paused_nothing_is_handed_out_the_queue_fills_and_then_pushes_are_refused() -> None:
+    """[B2] [G2]"""
+    with listening(max_queue_bytes=10_000) as source:
+        sender = Sender(source)
+        source.pause()
+        source.pause()
+        assert sender.push(b"x" * 6000) == 1
+        assert source.take(0.05) == ()
+        assert source.ready() is None
+        assert refusal(lambda: sender.push(b"y" * 6000)).code() == grpc.StatusCode.UNAVAILABLE
+        assert source.take(0.05) == ()
+        source.resume()
+        source.resume()
+        assert taken(source, 1) == [b"x" * 6000]
+        assert sender.push(b"y" * 6000) == 1
+        sender.channel.close()
+
+
+def test_senders_that_stop_in_the_middle_of_a_push_do_not_keep_others_waiting(source: GrpcSource) -> None:
+    """Raw HTTP/2: a preface, settings and headers of a Push, and then never its message."""
+    stuck = [_half_a_push(source.port or 0) for _ in range(10)]
+    sender = Sender(source)
+    began = time.monotonic()
+    assert sender.push(b"a") == 1
+    assert time.monotonic() - began < 1
+    sender.channel.close()
+    for connection in stuck:
+        connection.close()
+
+
+def _frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
+    """One HTTP/2 frame."""
+    return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
+
+
+def _half_a_push(port: int, **more: str) -> socket.socket:
+    """A Push of `aaaaaaaaaaaaaa` of which 12 of 16 bytes have not been sent yet."""
+
+    def literal(name: bytes, value: bytes) -> bytes:
+        return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+    headers = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": f"/{SERVICE}/Push",
+        ":authority": "localhost",
+        "te": "trailers",
+        "content-type": "application/grpc",
+        **{name.replace("_", "-"): value for name, value in more.items()},
+    }
+    block = b"".join(literal(name.encode(), value.encode()) for name, value in headers.items())
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b"") + _frame(1, 4, 1, block))
+    connection.sendall(_frame(0, 0, 1, b"\x00\x00\x00\x00\x10\x0a\x0eaa"))
+    return connection
+
+
+def _other_half(connection: socket.socket) -> None:
+    connection.sendall(_frame(0, 1, 1, b"a" * 12))
+
+
+def test_a_push_whose_deadline_has_passed_is_not_archived(source: GrpcSource) -> None:
+    """Deadlines: its sender sends it again, and it would be there twice."""
+    patient, hasty = _half_a_push(source.port or 0), _half_a_push(source.port or 0, grpc_timeout="50m")
+    time.sleep(0.2)
+    _other_half(hasty)
+    _other_half(patient)
+    assert taken(source, 2, 1) == [b"a" * 14]
+    sender = Sender(source)
+    error = refusal(lambda: sender.raw("Push", wire.PushRequest(payload=b"b").SerializeToString(), 0.0))
+    assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert source.take(0.1) == ()
+    for end in (patient, hasty, sender.channel):
+        end.close()
+
+
+# --- start and stop ---------------------------------------------------------------------------
+
+
+def test_a_taken_port_is_a_start_error_with_the_address(source: GrpcSource) -> None:
+    address = f"127.0.0.1:{source.port}"
+    second = GrpcSource(Grpc(listen=address))
+    with pytest.raises(StartError, match=address):
+        second.start(NoListener())
+    second.close(1)
+
+
+def test_after_stop_taking_pushes_are_refused_and_answered_ones_are_handed_out(
+    source: GrpcSource, sender: Sender
+) -> None:
+    """[G1]: a graceful stop loses nothing that was answered."""
+    sender.push(b"a\nb")
+    source.stop_taking()
+    error = refusal(lambda: sender.push(b"c"))
+    assert error.code() == grpc.StatusCode.UNAVAILABLE
+    assert "shutting down" in error.details()
+    assert not sender.serving()
+    assert source.ready() is not None
+    assert taken(source, 2) == [b"a", b"b"]
+    assert source.take(0) == ()
+
+
+def test_a_stop_under_fire_hands_out_exactly_what_was_answered() -> None:
+    """[G1]: every answered record comes out; a refused one does not."""
+    with listening() as source:
+        answered: list[bytes] = []
+        lock = threading.Lock()
+
+        def send(name: int) -> None:
+            sender = Sender(source)
+            for number in range(10_000):
+                value = b"%d:%d" % (name, number)
+                try:
+                    sender.push(value)
+                except grpc.RpcError as error:
+                    assert error.code() == grpc.StatusCode.UNAVAILABLE
+                    break
+                with lock:
+                    answered.append(value)
+            sender.channel.close()
+
+        threads = [threading.Thread(target=send, args=(name,)) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        values = taken(source, 200)
+        source.stop_taking()
+        for thread in threads:
+            thread.join()
+        while batches := source.take(0.05):
+            values += [value for batch in batches for value in batch.values if value is not None]
+        assert sorted(values) == sorted(answered)
+
+
+def test_close_lets_the_port_go_and_can_be_called_twice() -> None:
+    source = GrpcSource(Grpc(listen="127.0.0.1:0"))
+    assert source.ready() is not None
+    source.start(NoListener())
+    assert source.ready() is None
+    port = source.port
+    began = time.monotonic()
+    source.close(5)
+    source.close(5)
+    assert time.monotonic() - began < 5
+    assert source.ready() is not None
+    assert source.take(0) == ()
+    again = GrpcSource(Grpc(listen=f"127.0.0.1:{port}"))
+    again.start(NoListener())
+    again.close(5)
+
+
+# --- standard services ------------------------------------------------------------------------
+
+
+def test_the_standard_health_service_follows_the_listener(source: GrpcSource, sender: Sender) -> None:
+    stub = health_pb2_grpc.HealthStub(sender.channel)
+    serving = health_pb2.HealthCheckResponse.SERVING
+    for name in ("", SERVICE):
+        assert stub.Check(health_pb2.HealthCheckRequest(service=name)).status == serving
+    source.stop_taking()
+    for name in ("", SERVICE):
+        request = health_pb2.HealthCheckRequest(service=name)
+        wait_for(lambda request=request: stub.Check(request).status != serving)  # type: ignore[misc]
+
+
+def test_reflection_lists_the_service_with_its_methods(sender: Sender) -> None:
+    stub = reflection_pb2_grpc.ServerReflectionStub(sender.channel)
+    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    answer = next(stub.ServerReflectionInfo(iter([request])))
+    assert SERVICE in {service.name for service in answer.list_services_response.service}
+    request = reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE)
+    answer = next(stub.ServerReflectionInfo(iter([request])))
+    assert b"RouteBatch" in answer.file_descriptor_response.file_descriptor_proto[0]
+
+
+# --- TLS --------------------------------------------------------------------------------------
+
+
+class Authority:
+    """A certificate authority of its own, and certificates for localhost by it."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self._name = name
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        self.path = folder / f"{name}.pem"
+        certificate = self._sign(self._subject, self._key, is_authority=True)
+        self.path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+    def issue(self, name: str) -> tuple[Path, Path]:
+        """Paths of a certificate and of its key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        certificate = self._sign(subject, key, is_authority=False)
+        paths = self._folder / f"{name}.crt", self._folder / f"{name}.key"
+        paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        paths[1].write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
+        return paths
+
+    def _sign(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, is_authority: bool
+    ) -> x509.Certificate:
+        now = datetime.datetime.now(datetime.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+
+
+def trusting(authority: Authority, pair: tuple[Path, Path] | None = None) -> grpc.ChannelCredentials:
+    key = None if pair is None else pair[1].read_bytes()
+    chain = None if pair is None else pair[0].read_bytes()
+    return grpc.ssl_channel_credentials(authority.path.read_bytes(), key, chain)
+
+
+def test_with_a_certificate_pushes_are_taken_over_tls_alone(tmp_path: Path) -> None:
+    """[G1] grpc.tls_certificate, grpc.tls_key"""
+    authority = Authority(tmp_path, "ca")
+    certificate, key = authority.issue("server")
+    with listening(tls_certificate=certificate, tls_key=key) as source:
+        sender = Sender(source, trusting(authority))
+        assert sender.push(b"a") == 1
+        assert refusal(lambda: Sender(source).push(b"b")).code() == grpc.StatusCode.UNAVAILABLE
+        stranger = Sender(source, trusting(Authority(tmp_path, "other")))
+        assert refusal(lambda: stranger.push(b"c")).code() == grpc.StatusCode.UNAVAILABLE
+        assert taken(source, 1) == [b"a"]
+        assert source.take(0.05) == ()
+
+
+def test_with_a_client_authority_only_its_senders_are_served(tmp_path: Path) -> None:
+    """grpc.tls_client_ca"""
+    authority, other = Authority(tmp_path, "ca"), Authority(tmp_path, "other")
+    certificate, key = authority.issue("server")
+    with listening(tls_certificate=certificate, tls_key=key, tls_client_ca=authority.path) as source:
+        assert Sender(source, trusting(authority, authority.issue("sender"))).push(b"a") == 1
+        for credentials in (trusting(authority), trusting(authority, other.issue("stranger"))):
+            error = refusal(lambda credentials=credentials: Sender(source, credentials).push(b"b"))  # type: ignore[misc]
+            assert error.code() == grpc.StatusCode.UNAVAILABLE
+        assert taken(source, 1) == [b"a"]
+        assert source.take(0.05) == ()
+
+
+def test_a_renewed_certificate_is_served_without_a_restart_and_a_broken_one_is_not(tmp_path: Path) -> None:
+    old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
+    certificate, key = old.issue("server")
+    with listening(tls_certificate=certificate, tls_key=key) as source:
+        assert Sender(source, trusting(old)).push(b"a") == 1
+        good = certificate.read_bytes()
+        certificate.write_bytes(good[: len(good) // 2])
+        assert Sender(source, trusting(old)).push(b"b") == 1
+        new.issue("server")
+        assert Sender(source, trusting(new)).push(b"c") == 1
+
+
+def test_tls_files_of_no_use_are_start_errors_that_name_the_key(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "ca")
+    certificate, key = authority.issue("server")
+    _, foreign_key = authority.issue("other")
+    empty = tmp_path / "empty.pem"
+    empty.write_bytes(b"")
+    for settings in (
+        {"tls_certificate": tmp_path / "missing.pem", "tls_key": key},
+        {"tls_certificate": certificate, "tls_key": foreign_key},
+        {"tls_certificate": certificate, "tls_key": key, "tls_client_ca": empty},
+    ):
+        source = GrpcSource(Grpc(listen="127.0.0.1:0", **settings))  # type: ignore[arg-type]
+        with pytest.raises(StartError, match=r"grpc\.tls_certificate|TLS file"):
+            source.start(NoListener())

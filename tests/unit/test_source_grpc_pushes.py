@@ -1,0 +1,142 @@
+"""Splitting and queueing of pushes: whole or not at all, in order, bounded in bytes [G1] [G2]."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from archiver.sources import pushes
+from archiver.sources.pushes import PIECE_RECORDS, JsonLines, PushQueue, Values
+
+
+def all_of(push: JsonLines | Values) -> list[bytes]:
+    return [value for piece in push.pieces() for value in piece]
+
+
+@pytest.mark.parametrize(
+    ("payload", "records"),
+    [
+        (b"", []),
+        (b"\n", [b""]),
+        (b"a", [b"a"]),
+        (b"a\n", [b"a"]),
+        (b"a\nb", [b"a", b"b"]),
+        (b"a\n\nb\n", [b"a", b"", b"b"]),
+        (b"a\r\nb\r\n", [b"a\r", b"b\r"]),
+        (b"\xff\x00\n\x0b\x0c\x1c\n", [b"\xff\x00", b"\x0b\x0c\x1c"]),
+    ],
+)
+def test_only_newlines_split_and_a_last_one_adds_no_record(payload: bytes, records: list[bytes]) -> None:
+    push = JsonLines(payload)
+    assert all_of(push) == records
+    assert push.records == len(records)
+
+
+@given(st.binary(max_size=300), st.integers(1, 40), st.integers(1, 7))
+def test_a_payload_split_in_chunks_is_as_split_at_once(payload: bytes, chunk: int, piece: int) -> None:
+    whole = payload.split(b"\n")
+    if whole[-1] == b"":
+        whole.pop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pushes, "_CHUNK_BYTES", chunk)
+        patch.setattr(pushes, "PIECE_RECORDS", piece)
+        push = JsonLines(payload)
+        pieces = list(push.pieces())
+    assert [value for part in pieces for value in part] == whole
+    assert push.records == len(whole)
+    assert all(0 < len(part) <= piece for part in pieces)
+
+
+def test_a_batch_of_values_is_taken_as_it_is() -> None:
+    values = [b"a\nb", b"", b"\xff"]
+    push = Values(values)
+    assert all_of(push) == values
+    assert push.records == 3
+
+
+def test_values_come_out_in_the_order_they_went_in() -> None:
+    """[G1]: also over pushes that are larger than one batch."""
+    queue = PushQueue(1 << 20)
+    expected = [b"%d" % number for number in range(5 * PIECE_RECORDS)]
+    for first in range(0, 1000, 10):
+        assert queue.offer(Values(expected[first : first + 10])) == "queued"
+    assert queue.offer(JsonLines(b"\n".join(expected[1000:4000]))) == "queued"
+    assert queue.offer(Values(expected[4000:])) == "queued"
+    got: list[bytes] = []
+    while values := queue.take(0):
+        assert len(values) < 2 * PIECE_RECORDS
+        got += values
+    assert got == expected
+    assert queue.held_bytes == 0
+
+
+def test_a_push_is_queued_whole_or_not_at_all_and_counts_until_its_last_record_is_taken() -> None:
+    """[G2]"""
+    first = JsonLines(b"a\n" * 1500)
+    queue = PushQueue(first.cost + 100)
+    assert queue.offer(first) == "queued"
+    assert queue.offer(JsonLines(b"b" * 100)) == "full"
+    assert queue.held_bytes == first.cost
+    assert queue.at_bound()
+    assert len(queue.take(0)) == 1000
+    assert queue.held_bytes == first.cost
+    assert len(queue.take(0)) == 500
+    assert queue.held_bytes == 0
+    assert not queue.at_bound()
+    assert queue.offer(JsonLines(b"b" * 100)) == "queued"
+    assert queue.take(0) == [b"b" * 100]
+
+
+def test_a_push_larger_than_the_whole_bound_is_told_apart_from_a_full_queue() -> None:
+    queue = PushQueue(1000)
+    assert queue.offer(JsonLines(b"a" * 1000)) == "too_large"
+    assert not queue.at_bound()
+
+
+def test_many_tiny_values_count_more_than_their_bytes() -> None:
+    """[B1]: a list of empty values is memory too."""
+    assert PushQueue(10_000).offer(Values([b""] * 1000)) == "too_large"
+
+
+def test_after_stop_nothing_is_accepted_and_what_was_accepted_is_handed_out() -> None:
+    """[G1]: a graceful stop loses nothing that was answered."""
+    queue = PushQueue(1 << 20)
+    queue.offer(JsonLines(b"a\nb"))
+    queue.stop()
+    assert queue.offer(JsonLines(b"c")) == "stopping"
+    assert queue.refuses() == "stopping"
+    assert queue.take(0) == [b"a", b"b"]
+    assert queue.take(0) == []
+
+
+def test_take_wakes_up_for_a_push_and_gives_up_after_its_timeout() -> None:
+    queue = PushQueue(1 << 20)
+    began = time.monotonic()
+    assert queue.take(0.05) == []
+    assert 0.04 < time.monotonic() - began < 2
+    threading.Timer(0.05, lambda: queue.offer(JsonLines(b"late"))).start()
+    began = time.monotonic()
+    assert queue.take(30) == [b"late"]
+    assert time.monotonic() - began < 5
+
+
+@given(st.lists(st.one_of(st.integers(1, 400), st.none()), max_size=60))
+def test_what_waits_is_never_above_the_bound_and_nothing_queued_is_lost(steps: list[int | None]) -> None:
+    """[G2]: sizes are offers, None is a take."""
+    queue, accepted, taken = PushQueue(1000), [], []
+    for number, size in enumerate(steps):
+        if size is None:
+            taken += queue.take(0)
+        else:
+            value = b"%d:" % number + b"x" * size
+            if queue.offer(JsonLines(value)) == "queued":
+                accepted.append(value)
+        assert 0 <= queue.held_bytes <= 1000
+    while values := queue.take(0):
+        taken += values
+    assert taken == accepted
+    assert queue.held_bytes == 0
