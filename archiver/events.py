@@ -136,6 +136,15 @@ class CommitFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class CommitRecovered(Event):
+    """Made by telemetry at the first CommitDone after a CommitFailed; nobody else emits it."""
+
+    message: ClassVar[str] = "commits succeed again"
+    failures: int
+    secs: float
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerTrouble(Event):
     """Rate-limited. `way_out` says what the operator can look at."""
 

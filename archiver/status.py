@@ -36,13 +36,15 @@ class FileStatus:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """The newest error of its kind, with its way out."""
+    """The newest error of its kind, with its way out. `over` once its recovery has been seen."""
 
     at_unix: float
     message: str
     detail: str
     way_out: str
     count: int
+    level: str = "warning"
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
