@@ -250,6 +250,16 @@ class CreateOnlyMissing(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class MultipartLeftBehind(Event):
+    """The abort of a failed multipart upload failed itself; it is tried again after the next success."""
+
+    level: ClassVar[str] = "warning"
+    message: ClassVar[str] = "parts of a failed upload are still in the store: their removal failed"
+    key: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class WriterIdChanged(Event):
     level: ClassVar[str] = "warning"
     message: ClassVar[str] = "writer id changed: a key was taken by another writer or the clock went back"
