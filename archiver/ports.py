@@ -49,6 +49,14 @@ class PartitionListener(Protocol):
         """They are gone already and may belong to another member: commit nothing for them."""
         ...
 
+    def restarted(self, partitions: frozenset[TopicPartition]) -> None:
+        """They stay ours and are read anew from their beginning: topic recreated, or log truncated [D9].
+
+        Nothing is known to be committed for them. Files with their earlier records stay and are
+        uploaded (the broker has those no longer), but hold back no commit any more.
+        """
+        ...
+
     def commit_confirmed(self, marks: Mapping[TopicPartition, int]) -> None:
         """The broker has stored these offsets."""
         ...
@@ -206,12 +214,16 @@ class WriteFailed:
 
 @dataclass(frozen=True, slots=True)
 class FileSealed:
-    """The file waits under `uploads/`; its handle is closed."""
+    """The file waits under `uploads/`; its handle is closed.
+
+    `nonce` is the one it would have after a crash, so the sealed file carries the same.
+    """
 
     file_id: int
     size: int
     checksums: Checksums
     path: str
+    nonce: str = ""
 
 
 @dataclass(frozen=True, slots=True)
