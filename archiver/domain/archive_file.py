@@ -1,0 +1,122 @@
+"""One archive file as the loop sees it, from its first buffered record until it is durable.
+
+Buffer and file are one thing with one id: the ledger holds offsets by it, and a flush moves records
+from the buffer into the file without touching the ledger.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from archiver.domain.batch import Span, Spans, TopicPartition, merge_spans
+from archiver.domain.rolling import RollReason
+from archiver.domain.routing import Slice
+from archiver.domain.sealed import ObjectKey, SealedFile
+
+RECORD_BYTES = 41
+"""What a buffered record costs beside its bytes: CPython's header of a `bytes` (33) and a list slot (8)."""
+
+FILE_BYTES = 1024
+"""What a file costs in memory as long as it is not durable, so that very many small ones meet [B1] too."""
+
+State = Literal["open", "closing", "uploading", "refused", "damaged"]
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Records on their way to the writer, as one frame."""
+
+    number: int
+    values: list[bytes]
+    raw_bytes: int
+    spans: Spans
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory it holds."""
+        return self.raw_bytes + RECORD_BYTES * len(self.values)
+
+
+@dataclass(slots=True, eq=False)
+class ArchiveFile:
+    """`opened_at` and `since` are monotonic seconds: when it opened, and when its oldest record came.
+
+    `held` are the partitions whose offsets it holds back in the ledger; `spans` what is in the file.
+    """
+
+    file_id: int
+    route: str
+    key: ObjectKey
+    nonce: str
+    opened_at: float
+    since: float
+    state: State = "open"
+    values: list[bytes] = field(default_factory=list)
+    buffered_bytes: int = 0
+    buffered_since: float = 0.0
+    buffered_spans: Spans = field(default_factory=dict)
+    chunks: deque[Chunk] = field(default_factory=deque)
+    chunk_number: int = 0
+    spans: Spans = field(default_factory=dict)
+    held: set[TopicPartition] = field(default_factory=set)
+    records: int = 0
+    raw_bytes: int = 0
+    size: int = 0
+    reason: RollReason | None = None
+    broken: bool = False
+    sealed: SealedFile | None = None
+    successor: ArchiveFile | None = None
+    waits_for: int | None = None
+    """A successor takes the records that its predecessor could not write: until all of those are
+    known it is not flushed, or records would change places."""
+    requeued: int = 0
+    """How many of the buffer's first records came from the predecessor's failed chunks."""
+
+    def add(self, partition: TopicPartition, part: Slice) -> None:
+        """Buffer a batch's records of this route."""
+        self.values += part.values
+        self.buffered_bytes += part.raw_bytes
+        span = self.buffered_spans.get(partition)
+        if span is None:
+            self.buffered_spans[partition] = part.span
+        else:
+            span.last = part.span.last
+            span.count += part.span.count
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory its buffer holds."""
+        return self.buffered_bytes + RECORD_BYTES * len(self.values)
+
+    def cut(self) -> Chunk:
+        """Take the buffer as the next chunk."""
+        self.chunk_number += 1
+        chunk = Chunk(self.chunk_number, self.values, self.buffered_bytes, self.buffered_spans)
+        self.chunks.append(chunk)
+        self.values, self.buffered_bytes, self.buffered_spans, self.requeued = [], 0, {}, 0
+        return chunk
+
+    def written(self, size: int) -> Chunk:
+        """The oldest chunk under way is in the file, which is now `size` bytes long."""
+        chunk = self.chunks.popleft()
+        merge_spans(self.spans, chunk.spans)
+        self.records += len(chunk.values)
+        self.raw_bytes += chunk.raw_bytes
+        self.size = size
+        return chunk
+
+    def requeue(self, chunk: Chunk) -> None:
+        """Put a predecessor's failed chunk in front of the buffer, behind earlier failed ones."""
+        self.values[self.requeued : self.requeued] = chunk.values
+        self.requeued += len(chunk.values)
+        self.buffered_bytes += chunk.raw_bytes
+        merge_spans(self.buffered_spans, {p: Span(s.first, s.last, s.count) for p, s in chunk.spans.items()})
+
+    def inherit_buffer(self, predecessor: ArchiveFile) -> None:
+        """Take over what the predecessor has buffered and will never flush."""
+        self.values, predecessor.values = predecessor.values, []
+        self.buffered_bytes, predecessor.buffered_bytes = predecessor.buffered_bytes, 0
+        self.buffered_spans, predecessor.buffered_spans = predecessor.buffered_spans, {}
+        self.requeued, predecessor.requeued = predecessor.requeued, 0

@@ -1,0 +1,111 @@
+"""What happens when partitions go and when the process ends, step by step ([D5], [D6])."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from archiver.domain.batch import TopicPartition
+from archiver.events import Drained, Stopped, Stopping
+
+if TYPE_CHECKING:
+    from archiver.pipeline import Archiver
+
+WAIT_SECS = 0.1
+"""Longest wait for a result before deadlines and the heartbeat are looked at again."""
+
+COMMIT_SECS = 3.0
+"""Kept back from a drain for the commit, where the drain has that much."""
+
+CLOSE_SECS = 2.0
+"""Kept back from a shutdown for leaving the group and ending the threads."""
+
+
+class Drain:
+    """Makes durable what the time allows, commits it, and says what it left."""
+
+    def __init__(self, archiver: Archiver) -> None:
+        self._archiver = archiver
+        self._parts = archiver.parts
+        self._started = archiver.parts.clock.monotonic()
+
+    def revoke(self, partitions: frozenset[TopicPartition]) -> None:
+        """Seal and upload the files that hold these partitions, then commit their marks.
+
+        Runs inside the source's callback, so positions are not asked for: records that the client
+        has taken off its queue but not handed out would count as passed.
+        """
+        deadline = self._started + self._archiver.policy.drain_timeout_secs
+        commit_secs = min(COMMIT_SECS, self._archiver.policy.drain_timeout_secs / 4)
+        before = self._undurable(partitions)
+        self._until_durable(partitions, deadline - commit_secs)
+        marks = {p: mark for p, mark in self._parts.ledger.committable().items() if p in partitions}
+        if marks:
+            self._parts.source.commit_and_confirm(marks, deadline - self._parts.clock.monotonic())
+        left = self._undurable(partitions)
+        self._parts.emit(
+            Drained(
+                partitions=len(partitions),
+                files_durable=max(before - left, 0),
+                files_abandoned=left,
+                secs=round(self._parts.clock.monotonic() - self._started, 3),
+            )
+        )
+
+    def shutdown(self, reason: str) -> None:
+        """Stop taking, seal everything, upload, commit, leave: in that order, within the timeout."""
+        archiver, parts = self._archiver, self._parts
+        timeout = archiver.policy.shutdown_timeout_secs
+        deadline = self._started + timeout
+        parts.emit(
+            Stopping(
+                reason=reason, open_files=len(archiver.open), pending_uploads=parts.uploader.state().waiting
+            )
+        )
+        parts.source.stop_taking()
+        self._take_the_rest(self._started + timeout / 2)
+        kept_back = min(COMMIT_SECS + CLOSE_SECS, timeout / 3)
+        self._until_durable(None, deadline - kept_back)
+        self._commit_all(deadline - min(CLOSE_SECS, timeout / 6))
+        left = len(archiver.files)
+        remaining = max(deadline - parts.clock.monotonic(), 0.5)
+        parts.source.close(remaining / 2)
+        parts.writers.close(remaining / 4)
+        parts.uploader.close(remaining / 4)
+        parts.dead_letters.close(remaining / 4)
+        parts.emit(Stopped(undurable_files=left, secs=round(parts.clock.monotonic() - self._started, 3)))
+
+    def _take_the_rest(self, deadline: float) -> None:
+        """What a source has accepted and answered is still handed out (gRPC); Kafka has nothing."""
+        archiver, parts = self._archiver, self._parts
+        while parts.source.queued_bytes() and parts.clock.monotonic() < deadline:
+            batches = parts.source.take(WAIT_SECS)
+            if batches:
+                archiver.register(batches)
+            archiver.settle(parts.inbox.drain())
+            archiver.pulse(parts.clock.monotonic())
+
+    def _until_durable(self, partitions: frozenset[TopicPartition] | None, deadline: float) -> None:
+        """Seal, and seal again what failed writes moved to successors, until there is nothing to wait for."""
+        archiver, parts = self._archiver, self._parts
+        archiver.roll_all("shutdown" if partitions is None else "revoked", partitions)
+        while self._undurable(partitions) and (now := parts.clock.monotonic()) < deadline:
+            archiver.pulse(now)
+            archiver.settle(parts.inbox.wait(min(WAIT_SECS, deadline - now)))
+            archiver.retry_local_writes()
+            archiver.roll_all("shutdown" if partitions is None else "revoked", partitions)
+
+    def _undurable(self, partitions: frozenset[TopicPartition] | None) -> int:
+        """Files that hold these partitions (all, if None) and may still become durable."""
+        return sum(
+            1
+            for file in self._archiver.files.values()
+            if file.state not in ("refused", "damaged")
+            and (partitions is None or not partitions.isdisjoint(file.held))
+        )
+
+    def _commit_all(self, deadline: float) -> None:
+        archiver, parts = self._archiver, self._parts
+        archiver.advance_positions()
+        marks = parts.ledger.committable()
+        if marks:
+            parts.source.commit_and_confirm(marks, max(deadline - parts.clock.monotonic(), 0.5))

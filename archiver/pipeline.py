@@ -1,0 +1,624 @@
+"""The loop. One thread owns all state; the order of a turn is the correctness argument:
+
+    take -> route -> flush what is full -> roll what is due -> collect results -> commit
+
+Every record that `take` returned is held in the ledger before the turn can commit, and a hold ends
+only with the store's confirmation (or a confirmed dead letter). `docs/internals.md` argues it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from archiver.bounds import Bounds, Pauses
+from archiver.domain.archive_file import FILE_BYTES, ArchiveFile
+from archiver.domain.batch import RecordBatch, Spans, TopicPartition
+from archiver.domain.keys import KeyMaker
+from archiver.domain.rolling import FlushPolicy, RollPolicy, RollReason
+from archiver.domain.routing import Router
+from archiver.domain.sealed import SealedFile
+from archiver.domain.uncommitted import UncommittedBytes
+from archiver.drain import Drain
+from archiver.errors import FatalError, SpoolError
+from archiver.events import (
+    CommitDone,
+    CommitFailed,
+    Fatal,
+    FileDamagedEvent,
+    FileRefusedEvent,
+    FileSealedEvent,
+    Rebalanced,
+    RecordsTaken,
+    SpoolWriteFailed,
+    WriterIdChanged,
+)
+from archiver.ports import (
+    Clock,
+    DeadLetters,
+    DeadLettersFailed,
+    DeadLettersWritten,
+    Disk,
+    Emit,
+    FileDamaged,
+    FileDurable,
+    FileRefused,
+    FileSealed,
+    FrameWritten,
+    Inbox,
+    Ledger,
+    RefusedFile,
+    Result,
+    RollRequested,
+    SealFailed,
+    Source,
+    Uploader,
+    WorkerDied,
+    WriteFailed,
+    WriterIdTaken,
+    Writers,
+)
+
+TAKE_SECS = 0.05
+"""`consume` waits this long for a batch to fill: longer and the tail of a burst waits for it."""
+
+WRITE_RETRY_SECS = 1.0
+"""Pause before a failed local write is tried again."""
+
+WRITE_FAILURES_MAX = 5
+"""Local writes that fail in a row, for another reason than a full disk, before the process ends [D10]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the settings decide about the loop. Seconds and bytes."""
+
+    roll: RollPolicy
+    flush: FlushPolicy
+    bounds: Bounds
+    codec: str
+    commit_interval_secs: float
+    drain_timeout_secs: float
+    shutdown_timeout_secs: float
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Everything the loop talks to."""
+
+    source: Source
+    ledger: Ledger
+    router: Router
+    keys: KeyMaker
+    writers: Writers
+    uploader: Uploader
+    dead_letters: DeadLetters
+    inbox: Inbox
+    clock: Clock
+    disk: Disk
+    emit: Emit
+    publish: Callable[[Archiver], None]
+    """Called about once a second with the loop's state, to make a snapshot of it."""
+    beat: Callable[[float], None]
+    """Called with the monotonic time whenever the loop turns, also while it waits in a drain."""
+
+
+class Archiver:
+    """The running archiver; also what the source tells about its partitions (`PartitionListener`)."""
+
+    def __init__(self, parts: Parts, policy: Policy) -> None:
+        self.parts = parts
+        self.policy = policy
+        self.files: dict[int, ArchiveFile] = {}
+        """Every file that is not durable, by id, oldest first."""
+        self.open: dict[str, ArchiveFile] = {}
+        """The one file per route that takes records."""
+        self.state = "starting"
+        self.uncommitted = UncommittedBytes()
+        self.held_reasons: dict[int, str] = {}
+        """Refused files whose records could not become dead letters, and why."""
+        self.memory = 0
+        """Bytes of records that are buffered or on their way to a writer."""
+        self.spool_bytes = 0
+        self._nonce = secrets.token_hex(8)
+        self.pauses = Pauses(parts.source, parts.emit, parts.clock)
+        self._dirty: OrderedDict[int, ArchiveFile] = OrderedDict()
+        self._opened: OrderedDict[int, ArchiveFile] = OrderedDict()
+        self._next_id = 1
+        self._stop_reason: str | None = None
+        self._fatal: str | None = None
+        self._write_failures = 0
+        self._write_retry_at = 0.0
+        self._seal_retry: list[ArchiveFile] = []
+        self._next_commit = 0.0
+        self._next_publish = 0.0
+        self._next_disk_check = 0.0
+
+    # --- the loop --------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Archive until told to stop; the exit status."""
+        try:
+            self.start()
+            while self._stop_reason is None and self._fatal is None:
+                self.turn()
+        except FatalError as error:
+            self._fatal = str(error)
+        return self.finish()
+
+    def start(self) -> None:
+        """Begin to join."""
+        self.parts.source.start(self)
+        self.state = "running"
+
+    def stop(self, reason: str) -> None:
+        """Ask the loop to end after the turn it is in; from any thread."""
+        self._stop_reason = reason
+
+    def finish(self) -> int:
+        """Drain, commit, leave; 0 after a request to stop, 1 after a fatal error."""
+        self.state = "stopping"
+        if self._fatal is not None:
+            self.parts.emit(Fatal(reason=self._fatal))
+        try:
+            Drain(self).shutdown(self._fatal or self._stop_reason or "stopped")
+        except FatalError as error:
+            self._fatal = self._fatal or str(error)
+        return 0 if self._fatal is None else 1
+
+    def turn(self) -> None:
+        """One turn. Raises `FatalError` when it cannot go on."""
+        now = self.parts.clock.monotonic()
+        self.pulse(now)
+        batches = self.parts.source.take(TAKE_SECS)
+        if batches:
+            self.register(batches)
+        self._wait_for_memory()
+        now = self.parts.clock.monotonic()
+        self.retry_local_writes()
+        self._flush_due(now)
+        self._roll_due(now)
+        self.settle(self.parts.inbox.drain())
+        if now >= self._next_commit:
+            self._next_commit = now + self.policy.commit_interval_secs
+            self.commit()
+        self._check_bounds(now)
+        if self._fatal is not None:
+            raise SpoolError(self._fatal)
+
+    def pulse(self, now: float) -> None:
+        """Show that the loop is alive, and about once a second how it is. Also called in drains."""
+        self.parts.beat(now)
+        if now >= self._next_publish:
+            self._next_publish = now + 1.0
+            self.parts.publish(self)
+
+    # --- records in --------------------------------------------------------------------------
+
+    def register(self, batches: Sequence[RecordBatch]) -> None:
+        """Route batches into buffers, hold their offsets, and only then move the positions on."""
+        records = tombstones = multiline = 0
+        defaulted: Counter[str] = Counter()
+        now = self.parts.clock.monotonic()
+        for batch in batches:
+            routed = self.parts.router.route_batch(batch)
+            for part in routed.slices:
+                file = self.open.get(part.route)
+                if file is None:
+                    file = self._open_file(part.route, now)
+                self._note_buffered(file, now)
+                if batch.partition not in file.held:
+                    file.held.add(batch.partition)
+                    self.parts.ledger.hold(file.file_id, batch.partition, part.span.first)
+                before = file.memory
+                file.add(batch.partition, part)
+                self.memory += file.memory - before
+                if self.policy.flush.full(file.buffered_bytes, len(file.values)):
+                    self._flush(file)
+            self.parts.ledger.advance(batch.partition, batch.offsets[-1] + 1)
+            records += routed.records
+            tombstones += routed.tombstones
+            multiline += routed.multiline
+            if routed.defaulted:
+                defaulted.update(routed.defaulted)
+        self.parts.emit(RecordsTaken(records, tombstones, multiline, tuple(defaulted.items())))
+
+    def _open_file(self, route: str, now: float) -> ArchiveFile:
+        keys = self.parts.keys
+        writer_id = keys.writer_id
+        key = keys.next(route, self.parts.clock.wall())
+        if keys.writer_id != writer_id:
+            self.parts.emit(WriterIdChanged(reason="the clock went back", writer_id=keys.writer_id))
+        nonce = f"{self._nonce}-{self._next_id}"
+        file = ArchiveFile(self._next_id, route, key, nonce, opened_at=now, since=now)
+        self._next_id += 1
+        self.files[file.file_id] = self._opened[file.file_id] = file
+        self.open.setdefault(route, file)
+        return file
+
+    # --- flush and roll ------------------------------------------------------------------------
+
+    def _flush(self, file: ArchiveFile) -> bool:
+        """Hand the buffer to its writer; False while the spool is known not to take it."""
+        if file.waits_for is not None or self._write_retry_at:
+            return False
+        self._dirty.pop(file.file_id, None)
+        chunk = file.cut()
+        if chunk.number == 1:
+            self.parts.writers.label(file.file_id, file.key)
+        self.spool_bytes += chunk.raw_bytes
+        self.parts.writers.append(file.file_id, chunk.number, chunk.values)
+        return True
+
+    def _flush_due(self, now: float) -> None:
+        """[R3]: buffers that have grown old, oldest first."""
+        while self._dirty:
+            file = next(iter(self._dirty.values()))
+            if now - file.buffered_since < self.policy.flush.flush_age_secs or not self._flush(file):
+                return
+
+    def _roll_due(self, now: float) -> None:
+        """[R1]: by age here, by size when the writer has told the size."""
+        while self._opened:
+            file = next(iter(self._opened.values()))
+            reason = self.policy.roll.due(file.size, now - file.opened_at)
+            if reason is None or not self.roll(file, reason):
+                return
+
+    def roll(self, file: ArchiveFile, reason: RollReason) -> bool:
+        """Close an open file: its buffer becomes the last frame. False while the spool takes nothing."""
+        if file.waits_for is not None or (file.values and not self._flush(file)):
+            return False
+        self._close(file, reason)
+        self.parts.writers.seal(file.file_id)
+        return True
+
+    def roll_all(self, reason: RollReason, holding: frozenset[TopicPartition] | None = None) -> None:
+        """Close every open file, or those that have records of certain partitions."""
+        for file in list(self._opened.values()):
+            if holding is None or not holding.isdisjoint(file.held):
+                self.roll(file, reason)
+
+    def _close(self, file: ArchiveFile, reason: RollReason) -> None:
+        file.state, file.reason = "closing", reason
+        self._opened.pop(file.file_id, None)
+        self._dirty.pop(file.file_id, None)
+        if self.open.get(file.route) is file:
+            del self.open[file.route]
+
+    # --- results ---------------------------------------------------------------------------------
+
+    def settle(self, results: Sequence[Result]) -> None:
+        """Take in what writers, uploads and dead letters have answered."""
+        for result in results:
+            match result:
+                case FrameWritten():
+                    self._frame_written(result)
+                case FileSealed():
+                    self._file_sealed(result)
+                case FileDurable():
+                    self._file_durable(result.file_id)
+                case DeadLettersWritten():
+                    self.held_reasons.pop(result.file_id, None)
+                    self._file_durable(result.file_id)
+                case WriteFailed():
+                    self._write_failed(result)
+                case SealFailed():
+                    self._seal_failed(result)
+                case FileRefused():
+                    self._file_refused(result)
+                case DeadLettersFailed():
+                    if result.file_id in self.files:
+                        self.held_reasons[result.file_id] = result.detail
+                case FileDamaged():
+                    self._file_damaged(result)
+                case WriterIdTaken():
+                    fresh = self.parts.keys.rename()
+                    self.parts.emit(WriterIdChanged(reason="another writer has it", writer_id=fresh))
+                case RollRequested():
+                    self.roll_all("request")
+                case WorkerDied():
+                    self._fatal = f"thread {result.worker} died: {result.detail}"
+
+    def _frame_written(self, result: FrameWritten) -> None:
+        file = self.files.get(result.file_id)
+        if file is None:
+            return
+        grown = result.file_size - file.size
+        chunk = file.written(result.file_size)
+        self.memory -= chunk.memory
+        self.spool_bytes += grown - chunk.raw_bytes
+        self._write_failures = 0
+        if not self._write_retry_at:
+            self.pauses.end("no_space")
+        if file.state == "open" and (reason := self.policy.roll.due(file.size, 0.0)):
+            self.roll(file, reason)
+
+    def _file_sealed(self, result: FileSealed) -> None:
+        file = self.files.get(result.file_id)
+        if file is None:
+            return
+        if result.size == 0:
+            self._forget(file)
+            return
+        file.sealed = SealedFile(
+            file_id=file.file_id,
+            path=Path(result.path),
+            key=file.key,
+            size=result.size,
+            checksums=result.checksums,
+            records=file.records,
+            raw_bytes=file.raw_bytes,
+            codec=self.policy.codec,
+            nonce=file.nonce,
+            spans=dict(file.spans),
+        )
+        file.state = "uploading"
+        self.parts.emit(
+            FileSealedEvent(
+                reason=file.reason or "request",
+                key=str(file.key),
+                records=file.records,
+                raw_bytes=file.raw_bytes,
+                size=result.size,
+            )
+        )
+        self.parts.uploader.submit(file.sealed)
+
+    def _file_durable(self, file_id: int) -> None:
+        file = self.files.get(file_id)
+        if file is None:
+            return
+        live = {partition: span for partition, span in file.spans.items() if partition in file.held}
+        if live:
+            self.uncommitted.archived(live, file.size)
+        self._forget(file)
+
+    def _forget(self, file: ArchiveFile) -> None:
+        """Its records are durable, moved to another file, or somebody else's: hold nothing any more."""
+        self.parts.ledger.release(file.file_id)
+        self.memory -= file.memory + sum(chunk.memory for chunk in file.chunks)
+        self.spool_bytes -= file.size + sum(chunk.raw_bytes for chunk in file.chunks)
+        self._dirty.pop(file.file_id, None)
+        self._opened.pop(file.file_id, None)
+        if self.open.get(file.route) is file:
+            del self.open[file.route]
+        del self.files[file.file_id]
+
+    # --- when things fail ------------------------------------------------------------------------
+
+    def _write_failed(self, result: WriteFailed) -> None:
+        """The file ends at its last whole frame; what it could not take goes to a successor, in order."""
+        now = self.parts.clock.monotonic()
+        file = self.files.get(result.file_id)
+        if file is None:
+            return
+        self._note_local_failure(result.no_space, result.detail)
+        heir = file.successor or self._succeed(file, now)
+        chunk = file.chunks.popleft()
+        self.spool_bytes -= chunk.raw_bytes
+        self._hand_over(file, heir, chunk.spans)
+        self._note_buffered(heir, file.since)
+        heir.requeue(chunk)
+        if not file.chunks:
+            heir.waits_for = None
+
+    def _succeed(self, file: ArchiveFile, now: float) -> ArchiveFile:
+        """Close a file that failed a write; a new one takes what it could not, and its place."""
+        was_open = file.state == "open"
+        self._close(file, file.reason or "space")
+        heir = self._open_file(file.route, now)
+        heir.since = file.since
+        heir.waits_for = file.file_id
+        file.successor = heir
+        if was_open:
+            if file.values:
+                self._note_buffered(heir, file.buffered_since)
+                self._hand_over(file, heir, file.buffered_spans)
+                heir.inherit_buffer(file)
+            self.parts.writers.seal(file.file_id)
+        return heir
+
+    def _hand_over(self, file: ArchiveFile, heir: ArchiveFile, spans: Spans) -> None:
+        """The heir holds the offsets of these records from now on; before the old file lets go of them."""
+        for partition, span in spans.items():
+            if partition in file.held:
+                heir.held.add(partition)
+                self.parts.ledger.hold(heir.file_id, partition, span.first)
+
+    def _note_buffered(self, file: ArchiveFile, since: float) -> None:
+        """The file's buffer holds records from now on, the oldest since then."""
+        if not file.values:
+            file.buffered_since = since
+            self._dirty[file.file_id] = file
+
+    def retry_local_writes(self) -> None:
+        """Some time after a failed write: seal and flush again what failed."""
+        if not self._write_retry_at or self.parts.clock.monotonic() < self._write_retry_at:
+            return
+        self._write_retry_at = 0.0
+        seals, self._seal_retry = self._seal_retry, []
+        for file in seals:
+            if file.file_id in self.files:
+                self.parts.writers.seal(file.file_id)
+        heirs = [file for file in self._dirty.values() if file.requeued]
+        for file in heirs:
+            self._flush(file)
+        if not seals and not heirs:
+            self.pauses.end("no_space")
+
+    def _seal_failed(self, result: SealFailed) -> None:
+        file = self.files.get(result.file_id)
+        if file is not None:
+            self._note_local_failure(result.no_space, result.detail)
+            self._seal_retry.append(file)
+
+    def _note_local_failure(self, no_space: bool, detail: str) -> None:
+        self._write_retry_at = self.parts.clock.monotonic() + WRITE_RETRY_SECS
+        if no_space:
+            self.pauses.begin("no_space", 0, 0)
+            return
+        self._write_failures += 1
+        self.parts.emit(SpoolWriteFailed(detail=detail, failures=self._write_failures))
+        if self._write_failures >= WRITE_FAILURES_MAX:
+            self._fatal = f"the spool cannot be written: {detail}"
+
+    def _file_refused(self, result: FileRefused) -> None:
+        file = self.files.get(result.file_id)
+        if file is None or file.sealed is None:
+            return
+        file.state = "refused"
+        self.parts.emit(
+            FileRefusedEvent(
+                reason=result.reason, key=str(file.key), records=file.records, detail=result.detail
+            )
+        )
+        self.parts.dead_letters.submit(RefusedFile(file.sealed, result.reason, result.detail))
+
+    def _file_damaged(self, result: FileDamaged) -> None:
+        file = self.files.get(result.file_id)
+        if file is not None:
+            file.state = "damaged"
+            self.parts.emit(FileDamagedEvent(key=str(file.key), detail=result.detail))
+            self._fatal = f"sealed file of {file.key} is lost: {result.detail}"
+
+    # --- commit ------------------------------------------------------------------------------------
+
+    def commit(self) -> None:
+        """Offer the broker every mark that has moved. Positions pass gaps that no record showed [D3]."""
+        self.advance_positions()
+        marks = self.parts.ledger.committable()
+        if marks:
+            self.parts.source.commit(marks)
+
+    def advance_positions(self) -> None:
+        """Take over the source's positions. Right only when all that was taken has been registered."""
+        for partition, position in self.parts.source.positions().items():
+            self.parts.ledger.advance(partition, position)
+
+    def commit_confirmed(self, marks: Mapping[TopicPartition, int]) -> None:
+        """The broker has stored these offsets."""
+        self.parts.ledger.confirmed(marks)
+        self.uncommitted.committed(marks)
+        self.parts.emit(CommitDone(partitions=len(marks)))
+
+    def commit_failed(self, marks: Mapping[TopicPartition, int], reason: str) -> None:
+        """Counted; the next interval tries again."""
+        self.parts.emit(CommitFailed(reason=reason, partitions=len(marks)))
+
+    # --- the group ---------------------------------------------------------------------------------
+
+    def assigned(self, committed: Mapping[TopicPartition, int | None]) -> None:
+        """New partitions are ours."""
+        self.parts.ledger.assign(committed)
+        self._tell("assigned", committed)
+
+    def revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        """They go: make durable and commit what time allows, abandon the rest [D5]."""
+        if self.state != "stopping":
+            previous, self.state = self.state, "draining"
+            Drain(self).revoke(partitions)
+            self.state = previous
+        self.abandon(partitions)
+        self._tell("revoked", partitions)
+
+    def lost(self, partitions: frozenset[TopicPartition]) -> None:
+        """They are gone: nothing of them is committed or waited for."""
+        self.abandon(partitions)
+        self._tell("lost", partitions)
+
+    def abandon(self, partitions: frozenset[TopicPartition]) -> None:
+        """Let go of partitions: their files are deleted, unless they hold records of others too."""
+        self.parts.ledger.drop(partitions)
+        self.uncommitted.drop(partitions)
+        for file in list(self.files.values()):
+            if file.held.isdisjoint(partitions):
+                continue
+            file.held -= partitions
+            if not file.held:
+                self._discard(file)
+            elif file.state == "open":
+                self.roll(file, "revoked")
+
+    def _discard(self, file: ArchiveFile) -> None:
+        if file.state in ("uploading", "refused", "damaged"):
+            self.parts.uploader.abandon(file.file_id)
+        else:
+            self.parts.writers.discard(file.file_id)
+        heir = file.successor
+        if heir is not None and heir.waits_for == file.file_id:
+            heir.waits_for = None
+        self.held_reasons.pop(file.file_id, None)
+        self._forget(file)
+
+    def _tell(
+        self, kind: str, partitions: Mapping[TopicPartition, object] | frozenset[TopicPartition]
+    ) -> None:
+        names = tuple(sorted(f"{p.topic}/{p.partition}" for p in partitions))
+        total = len(self.parts.ledger.partitions())
+        self.parts.emit(Rebalanced(kind=kind, partitions=names, total=total))  # type: ignore[arg-type]
+
+    # --- bounds ------------------------------------------------------------------------------------
+
+    def _held_memory(self) -> int:
+        return self.memory + FILE_BYTES * len(self.files)
+
+    def _wait_for_memory(self) -> None:
+        """[B1]: at the bound flush the largest buffers, and let the writers catch up before taking more."""
+        bound = self.policy.bounds.memory_bytes_max
+        if self._held_memory() < bound:
+            if self.pauses.active("memory") and self._held_memory() < bound * 0.8:
+                self.pauses.end("memory")
+            return
+        if not self.pauses.active("memory"):
+            self._flush_largest(bound // 2)
+            self._roll_oldest(bound * 3 // 4)
+        deadline = self.parts.clock.monotonic() + 1.0
+        while self._held_memory() >= bound * 0.8:
+            self.settle(self.parts.inbox.wait(TAKE_SECS))
+            self.retry_local_writes()
+            if self.parts.clock.monotonic() >= deadline:
+                self.pauses.begin("memory", self._held_memory(), bound)
+                return
+
+    def _flush_largest(self, target: int) -> None:
+        """Hand buffers to the writers, largest first, until `target` bytes are left unflushed."""
+        unflushed = sum(file.memory for file in self._dirty.values())
+        for file in sorted(self._dirty.values(), key=lambda f: f.buffered_bytes, reverse=True):
+            if unflushed <= target:
+                return
+            unflushed -= file.memory
+            self._flush(file)
+
+    def _roll_oldest(self, target: int) -> None:
+        """Where the files themselves are what fills the memory, close the oldest until they fit."""
+        excess = len(self.files) - target // FILE_BYTES
+        for file in list(self._opened.values())[: max(excess, 0)]:
+            self.roll(file, "space")
+
+    def _check_bounds(self, now: float) -> None:
+        """[B2]: at a disk bound seal the largest open files, so that uploads can free space, and pause."""
+        bounds = self.policy.bounds
+        if now < self._next_disk_check and self.spool_bytes < bounds.spool_bytes_max:
+            return
+        self._next_disk_check = now + 1.0
+        free = self.parts.disk.free_bytes()
+        for reason, held, bound, over, under in bounds.disk(self.spool_bytes, free):
+            if over:
+                if not self.pauses.active(reason):
+                    self._roll_largest(bounds.spool_bytes_max // 2)
+                self.pauses.begin(reason, held, bound)
+            elif under:
+                self.pauses.end(reason)
+
+    def _roll_largest(self, target: int) -> None:
+        """Seal open files, largest and then oldest first, until `target` bytes are left in open ones."""
+        still_open = sum(file.size for file in self._opened.values())
+        for file in sorted(self._opened.values(), key=lambda f: (-f.size, f.opened_at)):
+            if file.size == 0 or (still_open <= target and not self.pauses.active("disk")):
+                return
+            still_open -= file.size
+            self.roll(file, "space")
