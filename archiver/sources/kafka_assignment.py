@@ -1,0 +1,69 @@
+"""The client's assignment, in the words of whichever rebalance protocol the group speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import confluent_kafka as ck
+
+from archiver.domain.batch import TopicPartition
+from archiver.sources.kafka_offsets import client_partition
+
+
+class Assignment:
+    """Which partitions the client reads and where each goes on. Offsets are always explicit.
+
+    Cooperative protocols add and remove; an eager one replaces the whole, so that moving one
+    partition means to assign all of them again where they stand.
+    """
+
+    def __init__(self, consumer: ck.Consumer, *, eager: bool) -> None:
+        self._consumer = consumer
+        self._eager = eager
+        self._next: dict[TopicPartition, int] = {}
+
+    def add(self, starts: Mapping[TopicPartition, int]) -> None:
+        """Answer an assignment; to be called for an empty one too."""
+        self._next.update(starts)
+        if self._eager:
+            self._assign_all()
+        else:
+            self._consumer.incremental_assign([client_partition(p, offset) for p, offset in starts.items()])
+
+    def remove(self, partitions: Collection[TopicPartition]) -> None:
+        """Answer a revocation or a loss."""
+        for partition in partitions:
+            self._next.pop(partition, None)
+        if self._eager:
+            self._consumer.unassign()
+        else:
+            self._consumer.incremental_unassign([client_partition(p) for p in partitions])
+
+    def move(self, starts: Mapping[TopicPartition, int]) -> None:
+        """Read these on at other offsets, outside of a rebalance."""
+        self._next.update(starts)
+        if self._eager:
+            self._assign_all()
+            return
+        self._consumer.incremental_unassign([client_partition(p) for p in starts])
+        self._consumer.incremental_assign([client_partition(p, offset) for p, offset in starts.items()])
+
+    def passed(self, partition: TopicPartition, offset: int) -> None:
+        """Everything below `offset` has been handed out."""
+        self._next[partition] = offset
+
+    def position(self, partition: TopicPartition) -> int:
+        """Where the partition goes on, as far as was handed out; gaps are not passed."""
+        return self._next[partition]
+
+    def let_flow(self, flowing: Collection[TopicPartition]) -> None:
+        """Pause or resume every partition, explicitly: the client remembers pauses across assignments."""
+        resumed = [client_partition(p) for p in self._next if p in flowing]
+        paused = [client_partition(p) for p in self._next if p not in flowing]
+        if resumed:
+            self._consumer.resume(resumed)
+        if paused:
+            self._consumer.pause(paused)
+
+    def _assign_all(self) -> None:
+        self._consumer.assign([client_partition(p, offset) for p, offset in self._next.items()])

@@ -1,0 +1,132 @@
+"""A thread that looks at the cluster from time to time, so that the loop never waits for an answer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+
+import confluent_kafka as ck
+from confluent_kafka.admin import AdminClient
+
+from archiver.domain.batch import TopicPartition
+from archiver.ports import BrokerView, Clock
+from archiver.sources.kafka_offsets import log_ranges, topic_ids
+from archiver.sources.kafka_topics import Listing, Selection
+from archiver.sources.kafka_trouble import Trouble
+
+VIEW_SECS = 5.0
+RETRY_SECS = 1.0
+"""Between attempts while the first listing has not been had."""
+ANSWER_SECS = 5.0
+
+
+class Carried:
+    """Keeps the first error of a block that must not raise where it runs; the loop raises it later."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is not None and self.error is None:
+            self.error = error
+        return error is not None
+
+    def check(self) -> None:
+        """Raise what was kept."""
+        if self.error is not None:
+            raise self.error
+
+
+class Lookout:
+    """Publishes what topics there are and what each watched partition's log holds.
+
+    `listing` and `view` are replaced whole, never changed in place, so that the loop can read them
+    without a lock.
+    """
+
+    def __init__(
+        self, admin: AdminClient, selection: Selection, refresh_secs: float, trouble: Trouble, clock: Clock
+    ) -> None:
+        self.listing: Listing | None = None
+        self.view: Mapping[TopicPartition, BrokerView] = {}
+        self.died = Carried()
+        self._admin = admin
+        self._selection = selection
+        self._refresh_secs = refresh_secs
+        self._trouble = trouble
+        self._clock = clock
+        self._watched: frozenset[TopicPartition] = frozenset()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="kafka-lookout", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def watch(self, partitions: frozenset[TopicPartition]) -> None:
+        """Look at these from now on, beginning at once."""
+        self._watched = partitions
+        self.view = {p: seen for p, seen in self.view.items() if p in partitions}
+        self._wake.set()
+
+    def stop(self, timeout_secs: float) -> None:
+        """Ask the thread to end and wait for it; it is a daemon, should an answer not come."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_secs)
+
+    def _run(self) -> None:
+        with self.died:
+            list_at = self._clock.monotonic()
+            while not self._stopping:
+                self._admin.poll(0)
+                now = self._clock.monotonic()
+                if now >= list_at:
+                    listed = self._list()
+                    list_at = now + (self._refresh_secs if listed else min(RETRY_SECS, self._refresh_secs))
+                self._look()
+                pause = VIEW_SECS if self.listing is not None else RETRY_SECS
+                self._wake.wait(max(0.05, min(pause, list_at - self._clock.monotonic())))
+                self._wake.clear()
+
+    def _list(self) -> bool:
+        try:
+            cluster = self._admin.list_topics(timeout=ANSWER_SECS)
+        except ck.KafkaException:
+            self._trouble.unanswered("a request for the list of topics")
+            return False
+        self._trouble.answered()
+        existing = {
+            name: len(topic.partitions)
+            for name, topic in cluster.topics.items()
+            if topic.error is None or topic.error.code() != ck.KafkaError.UNKNOWN_TOPIC_OR_PART
+        }
+        chosen = self._selection.among(existing)
+        self.listing = Listing(
+            number=1 if self.listing is None else self.listing.number + 1,
+            partitions={name: existing[name] for name in chosen},
+            ids=topic_ids(self._admin, chosen, ANSWER_SECS),
+            missing=self._selection.missing(existing),
+        )
+        return True
+
+    def _look(self) -> None:
+        watched = self._watched
+        if not watched:
+            return
+        ranges = log_ranges(self._admin, watched, ANSWER_SECS, committed_only=True)
+        if ranges:
+            self._trouble.answered()
+        else:
+            self._trouble.unanswered("a request for the ends of our partitions")
+        seen = {p: BrokerView(log.log_start, log.end) for p, log in ranges.items()}
+        if watched == self._watched:
+            self.view = dict(self.view) | seen
