@@ -141,8 +141,13 @@ class Server:
         return self._gone()
 
     def freeze(self) -> None:
-        """SIGSTOP: it keeps its sockets and does nothing until `thaw`."""
+        """SIGSTOP: it keeps its sockets and does nothing until `thaw`. Returns once every thread stands."""
         self.signal(signal.SIGSTOP)
+        wait_until(self._stands, 5, f"{self.name} stopping at SIGSTOP")
+
+    def _stands(self) -> bool:
+        threads = Path(f"/proc/{self.pid}/task").glob("*/stat")
+        return all(stat.read_text().rpartition(") ")[2].startswith(("T", "Z", "X")) for stat in threads)
 
     def thaw(self) -> None:
         """SIGCONT."""
