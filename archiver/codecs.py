@@ -254,29 +254,37 @@ def _read_snappy(file: BinaryIO, start: int) -> Generator[bytes, None, int]:
     """The stream identifier and the chunks behind it. The format has no end mark.
 
     Every chunk but a frame's last is full, so a shorter one ends the frame. A full one is the last
-    where no chunk of data follows and it ends with a newline, as every frame does.
+    where no good chunk follows and it ends with a newline, as every frame does.
     """
     file.seek(start)
     if _exactly(file, len(_SNAPPY_IDENTIFIER)) != _SNAPPY_IDENTIFIER:
         raise _NotWholeError("no frame starts here")
     end = start + len(_SNAPPY_IDENTIFIER)
     piece = b""
-    while len(header := file.read(4)) == 4 and header[0] in (_SNAPPY_COMPRESSED, _SNAPPY_UNCOMPRESSED):
-        size = int.from_bytes(header[1:], "little")
-        if size > _SNAPPY_CHUNK_BYTES_MAX:
-            raise _NotWholeError("a chunk header is corrupt")
-        chunk = header + _exactly(file, size)
+    while True:
         try:
-            piece = bytes(cramjam.snappy.decompress(_SNAPPY_IDENTIFIER + chunk))
-        except (OSError, cramjam.DecompressionError) as error:
-            raise _NotWholeError(str(error)) from error
-        end += len(chunk)
+            size, piece = _snappy_chunk(file)
+        except _NotWholeError:
+            if piece.endswith(b"\n"):
+                return end
+            raise
+        end += size
         yield piece
         if len(piece) < _SNAPPY_CHUNK_RAW_BYTES:
             return end
-    if not piece.endswith(b"\n"):
-        raise _NotWholeError("it is cut off")
-    return end
+
+
+def _snappy_chunk(file: BinaryIO) -> tuple[int, bytes]:
+    """The size of the chunk of data that comes next, and what it decodes to, checksum verified."""
+    header = _exactly(file, 4)
+    size = int.from_bytes(header[1:], "little")
+    if header[0] not in (_SNAPPY_COMPRESSED, _SNAPPY_UNCOMPRESSED) or size > _SNAPPY_CHUNK_BYTES_MAX:
+        raise _NotWholeError("no chunk of data starts here")
+    try:
+        piece = bytes(cramjam.snappy.decompress(_SNAPPY_IDENTIFIER + header + _exactly(file, size)))
+    except (OSError, cramjam.DecompressionError) as error:
+        raise _NotWholeError(str(error)) from error
+    return 4 + size, piece
 
 
 def _read_none(file: BinaryIO, start: int) -> Generator[bytes, None, int]:
