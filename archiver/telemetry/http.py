@@ -161,7 +161,7 @@ class Answers:
             self._state.latest(), self._state.troubles(), self.not_ready(), self._state.turn_age_secs()
         )
         return _response(
-            html.encode("utf-8"),
+            html.encode("utf-8", "backslashreplace"),
             "text/html; charset=utf-8",
             headers={
                 "Content-Security-Policy": page.CONTENT_SECURITY_POLICY,
