@@ -41,6 +41,11 @@ POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
       <artifactId>kafka_2.13</artifactId>
       <version>{KAFKA_VERSION}</version>
     </dependency>
+    <dependency>
+      <groupId>org.apache.logging.log4j</groupId>
+      <artifactId>log4j-slf4j-impl</artifactId>
+      <version>2.24.3</version>
+    </dependency>
   </dependencies>
 </project>
 """
@@ -81,6 +86,9 @@ PROPERTIES = {
     "group.consumer.session.timeout.ms": "10000",
     "group.consumer.min.heartbeat.interval.ms": "500",
     "group.consumer.heartbeat.interval.ms": "1000",
+    # a killed broker comes back as soon as its old registration has run out
+    "broker.session.timeout.ms": "1500",
+    "broker.heartbeat.interval.ms": "300",
     "log.cleaner.backoff.ms": "500",
     "log.initial.task.delay.ms": "500",
     "log.retention.check.interval.ms": "1000",
