@@ -83,15 +83,14 @@ td.wrong{color:var(--warn);font-weight:600}
 .empty{padding:14px 16px;color:var(--soft);margin:0}
 footer{margin:28px 0 8px;color:var(--soft);font-size:13px}a{color:inherit}
 @media(max-width:640px){main{padding:12px}.state h1{font-size:19px}
-.numbers{grid-template-columns:1fr 1fr}
+.numbers,.bounds{grid-template-columns:1fr 1fr}.bounds small{display:block}
 thead{position:absolute;clip-path:inset(50%);width:1px;height:1px;overflow:hidden}
 table,tbody{display:block}
-tr{display:grid;grid-template-columns:1fr 1fr;gap:2px 16px;padding:10px 16px;
+tr{display:grid;grid-template-columns:repeat(auto-fit,minmax(92px,1fr));gap:4px 12px;padding:10px 16px;
 border-bottom:1px solid var(--line)}
-tr:last-child{border-bottom:0}
-td,td:first-child{display:flex;justify-content:space-between;gap:8px;border:0;padding:0;min-width:0}
-td:first-child{grid-column:1/-1;font-weight:600;padding-bottom:2px}
-td[data-is]::before{content:attr(data-is);color:var(--soft);font-weight:400}}
+tr:last-child{border-bottom:0}td,td:first-child{display:block;text-align:left;border:0;padding:0;min-width:0}
+td:first-child{grid-column:1/-1;font-weight:600}
+td[data-is]::before{content:attr(data-is);display:block;color:var(--soft);font-size:12px;font-weight:400}}
 """.strip()
 
 CONTENT_SECURITY_POLICY = (
