@@ -44,6 +44,10 @@ class SpoolError(FatalError):
     """The spool cannot be written any more, or a thread that serves it has died."""
 
 
+class DeadLetterError(ArchiverError):
+    """Not every record of a refused file is confirmed in the DLQ [Q1]. Its text carries the way out."""
+
+
 class StoreError(ArchiverError):
     """One attempt to make one file durable failed."""
 

@@ -387,7 +387,14 @@ class DeadLetters(Protocol):
     """Takes the records of refused files. Retries by itself where that can help."""
 
     def submit(self, refused: RefusedFile) -> None:
-        """Answer: DeadLettersWritten once, after any number of DeadLettersFailed."""
+        """Answer: DeadLettersWritten once, after any number of DeadLettersFailed.
+
+        FileDamaged where the file has vanished or changed and its records are nowhere else.
+        """
+        ...
+
+    def abandon(self, file_id: int) -> None:
+        """Its partitions are gone: write no more of it and delete the file. No answer, or a late one."""
         ...
 
     def close(self, timeout_secs: float) -> None: ...
