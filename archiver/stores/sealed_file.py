@@ -5,16 +5,21 @@ from __future__ import annotations
 import errno
 import io
 import os
-from collections.abc import Iterator
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from isal import isal_zlib
 
 from archiver.domain.sealed import SealedFile
-from archiver.errors import DamagedFileError, TransientStoreError
+from archiver.errors import DamagedFileError, StoreError, TransientStoreError
 
-READ_BYTES = 1 << 20
+T = TypeVar("T")
+
+READ_BYTES = 256 * 1024
 """One read while a checksum is computed: what one attempt holds of a file at a time."""
 
 _BUSY = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -143,3 +148,39 @@ def plan_parts(size: int, part_bytes: int, parts_max: int) -> list[Part]:
         part_bytes = -(-least // (1 << 20)) * (1 << 20)
     starts = range(0, size, part_bytes)
     return [Part(n, at, min(part_bytes, size - at)) for n, at in enumerate(starts, 1)]
+
+
+def in_parallel(parts: Sequence[Part], send: Callable[[Part], T], threads_max: int) -> list[T]:
+    """`send` every part, up to `threads_max` at once; results in the parts' order.
+
+    The first `StoreError` stops new parts, waits for those under way (so that an upload can be aborted
+    with nothing still arriving) and is raised. Threads are daemons: they never hold up the process's end.
+    """
+    waiting = deque(enumerate(parts))
+    results: dict[int, T] = {}
+    failures: list[StoreError] = []
+
+    def run() -> None:
+        while waiting and not failures:
+            try:
+                index, part = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                results[index] = send(part)
+            except StoreError as error:
+                failures.append(error)
+
+    threads = [
+        threading.Thread(target=run, name=f"upload-part-{n}", daemon=True)
+        for n in range(min(threads_max, len(parts)))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    if len(results) != len(parts):
+        raise RuntimeError("a thread that sends parts has died")
+    return [results[index] for index in range(len(parts))]
