@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import threading
 import time
@@ -160,6 +161,8 @@ class GcsStore:
         self._lock = threading.Lock()
         self._opened: _Connection | None = None
         redact_sdk_logs()
+        # Otherwise the SDK asks for the bucket itself, behind our back and with a permission of its own.
+        os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
 
     def __repr__(self) -> str:
         return f"GcsStore(gs://{self._bucket}/{self._prefix})"
@@ -258,7 +261,7 @@ class GcsStore:
 
     def _send_chunks(self, session: requests.Session, url: str, fd: int, size: int) -> Mapping[str, Any]:
         """Send from the first byte the store does not hold, until it describes the object."""
-        held, stumbles = 0, 0
+        held, furthest, stumbles = 0, 0, 0
         while True:
             length = min(self._chunk_bytes, size - held)
             body = SealedBody(fd, held, length) if length else b""
@@ -266,17 +269,18 @@ class GcsStore:
             try:
                 answer = self._send(session, url, body, f"bytes {span}/{size}")
             except (requests.RequestException, api_errors.GoogleAPICallError) as error:
-                stumbles += 1
-                if stumbles > STUMBLES_MAX or not _stumbled(error):
+                if stumbles >= STUMBLES_MAX or not _stumbled(error):
                     raise
                 self._pause(STUMBLE_PAUSE_SECS * 2**stumbles)
                 answer = self._where(session, url, size, held)
             if not isinstance(answer, int):
                 return answer
-            stumbles = 0 if answer > held else stumbles + 1
+            stumbles = 0 if answer > furthest else stumbles + 1
             if stumbles > STUMBLES_MAX or answer > size:
-                raise api_errors.ServiceUnavailable(f"the upload stands still at byte {answer} of {size}")  # type: ignore[no-untyped-call]
-            held = answer
+                raise api_errors.ServiceUnavailable(  # type: ignore[no-untyped-call]
+                    f"the upload stands still at byte {answer} of {size}"
+                )
+            held, furthest = answer, max(answer, furthest)
 
     def _where(self, session: requests.Session, url: str, size: int, held: int) -> int | Mapping[str, Any]:
         """What the store holds of the upload; `held` where it cannot say now."""
@@ -396,6 +400,8 @@ class GcsStore:
             return service_account.Credentials.from_service_account_info(self._key_info, scopes=[SCOPE])  # type: ignore[no-untyped-call]
         if self._credentials_path is not None:
             info = json.loads(self._credentials_path.read_text("utf-8"))
+            if not isinstance(info, dict):
+                raise ValueError("not a JSON object")
             if info.get("type") == "service_account":
                 return service_account.Credentials.from_service_account_info(info, scopes=[SCOPE])  # type: ignore[no-untyped-call]
             return google.auth.load_credentials_from_dict(info, scopes=[SCOPE])[0]  # type: ignore[no-untyped-call]
