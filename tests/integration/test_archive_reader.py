@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def snappy_frame(data: bytes) -> bytes:
     return bytes(snappy.StreamCompressor().add_chunk(data))
 
 
-CODECS = {
+CODECS: dict[str, Callable[[bytes], bytes]] = {
     "zst": zstandard.ZstdCompressor(write_checksum=True).compress,
     "lz4": partial(lz4.frame.compress, content_checksum=True),
     "gz": gzip.compress,
