@@ -1,10 +1,10 @@
 """The spool directory: one process at a time, its layout, its free space, and what a crash left in it.
 
-    <spool_dir>/.lock      held while a process uses the spool [B5]
-    <spool_dir>/open/      files that grow, and the labels of all files (see `labels`)
-    <spool_dir>/uploads/   sealed files that wait for the store
-    <spool_dir>/dlq/       dead letters, never touched here
-    <spool_dir>/refused/   files that the store refuses for good, never touched here
+<spool_dir>/.lock      held while a process uses the spool [B5]
+<spool_dir>/open/      files that grow, and the labels of all files (see `labels`)
+<spool_dir>/uploads/   sealed files that wait for the store
+<spool_dir>/dlq/       dead letters, never touched here
+<spool_dir>/refused/   files that the store refuses for good, never touched here
 """
 
 from __future__ import annotations
