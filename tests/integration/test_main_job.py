@@ -50,10 +50,10 @@ def records() -> Iterator[tuple[str, int, str, bytes]]:
     for n in range(RECORDS):
         topic = TOPICS[n % 2]
         partition = n // 2 % PARTITIONS
-        org = f"org-{n * 7919 % ORGS:02d}"
+        org = f"org-{n // 8 % ORGS:02d}"
         value = (
-            f'{{"_org_id":"{org}","topic":"{topic}","partition":{partition},"n":{n},"at":{1_790_000_000_000 + n},'
-            f'"path":"/v1/items/{n * 31 % 9973}","agent":"client/{n % 13}.{n % 7}","ok":{"true" if n % 5 else "false"},'
+            f'{{"_org_id":"{org}","topic":"{topic}","partition":{partition},"n":{n},'
+            f'"at":{1_790_000_000_000 + n},"path":"/v1/items/{n * 31 % 9973}","agent":"client/{n % 13}.{n % 7}",'
             f'"tags":["é","{n % 101}"],"note":"{"lorem ipsum " * (n % 9)}"}}'
         )
         yield topic, partition, org, value.encode()
@@ -125,9 +125,9 @@ def assert_keys(archive: Archive, extension: str) -> None:
         sequences: dict[str, list[int]] = defaultdict(list)
         for file in files:
             match = key.fullmatch(file.key)
-            assert match, file.key
+            assert match is not None, file.key
             sequences[match[1]].append(int(match[2]))
             writers.add(match[3])
-        for hour, numbers in sequences.items():
-            assert numbers == list(range(1, len(numbers) + 1)), f"{files[0].route} {hour}: {numbers}"
+        for path, numbers in sequences.items():
+            assert numbers == list(range(1, len(numbers) + 1)), f"{files[0].route} {path}: {numbers}"
     assert len(writers) == 1
