@@ -1,4 +1,8 @@
-"""An HTTP server that a test tells how to answer, or that passes requests on and meddles with some."""
+"""An HTTP server whose every answer is a function of the request, body included.
+
+For services that no server on this machine plays: a resumable session, a token endpoint. Faults in front of
+a real server are `fault_proxy`'s.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Self
 from urllib.parse import parse_qs, urlsplit
-
-import requests
-
-_HOP_HEADERS = frozenset({"connection", "transfer-encoding", "content-length", "host", "keep-alive"})
-_TIMEOUT_SECS = 30
 
 
 @dataclass(frozen=True)
@@ -96,20 +95,3 @@ class Answering:
     ) -> None:
         self._server.shutdown()
         self._server.server_close()
-
-
-def passed_on(request: Request, upstream: str) -> Answer:
-    """The answer of the server at `upstream` (scheme, host and port) to the same request."""
-    headers = {name: value for name, value in request.headers.items() if name not in _HOP_HEADERS}
-    answer = requests.request(
-        request.method,
-        f"{upstream}{request.target}",
-        headers=headers,
-        data=request.body,
-        timeout=_TIMEOUT_SECS,
-        allow_redirects=False,
-    )
-    kept = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP_HEADERS}
-    if request.method == "HEAD":
-        kept["Content-Length"] = answer.headers.get("Content-Length", "0")
-    return Answer(answer.status_code, answer.content, kept)

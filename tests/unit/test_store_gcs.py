@@ -266,6 +266,7 @@ class Session:
         self, meddle: Callable[[Request, Session], Answer | bool | None] = lambda r, s: False
     ) -> None:
         self.meddle = meddle
+        self.host = ""
         self.held = b""
         self.started: list[dict[str, object]] = []
         self.ranges: list[str] = []
@@ -274,8 +275,8 @@ class Session:
         if request.method == "POST":
             self.held = b""
             self.started.append({**json.loads(request.body), **request.query})
-            location = f"http://{request.headers['host']}/upload/s?upload_id=secret-session"
-            return answer(200, {}, Location=location)
+            host = self.host or request.headers["host"]
+            return answer(200, {}, Location=f"http://{host}/upload/s?upload_id=secret-session")
         self.ranges.append(request.headers["content-range"])
         meddled = self.meddle(request, self)
         return self.take(request) if isinstance(meddled, bool) else meddled
@@ -556,8 +557,8 @@ def everything_logged() -> Iterator[io.StringIO]:
 def test_no_secret_is_shown_at_log_level_debug(
     tmp_path: Path, large: SealedFile, everything_logged: io.StringIO, tokens: TokenServer
 ) -> None:
-    """[S7], case c32: wrong key, wrong token, cut session; logs, errors and reprs."""
-    session = Session(lambda r, s: DROP)
+    """[S7], case c32: wrong key, wrong token, sessions cut, refused and out of reach; logs, errors, reprs."""
+    session = Session(lambda r, s: DROP if len(s.started) == 1 else refusal(403, "no", "forbidden"))
 
     def handler(request: Request) -> Answer | None:
         if request.target == "/token" or request.headers.get("authorization") not in tokens.valid:
@@ -565,19 +566,28 @@ def test_no_secret_is_shown_at_log_level_debug(
         return session(request)
 
     shown = []
+    good = {"Bearer token-2"}
+    away = f"127.0.0.1:{free_port()}"
     with Answering(handler) as server:
         secret = write_key(tmp_path / "key.json", server)
         to = store(server, credentials_path=tmp_path / "key.json", chunk_size=MIB)
-        for deny, valid in ((True, set()), (False, set()), (False, {"Bearer token-2", "Bearer token-3"})):
-            tokens.deny, tokens.valid = deny, valid
+        for deny, valid, host in (
+            (True, set(), ""),
+            (False, set(), ""),
+            (False, good, ""),
+            (False, good, ""),
+            (False, good, away),
+        ):
+            tokens.deny, tokens.valid, session.host = deny, valid, host
             error = outcome(to, large)
             shown.append(f"{error} {error!r} {to!r} {vars(error)}")
     output = everything_logged.getvalue() + " ".join(shown)
-    assert "token" in output, "the test must see the token requests"
-    assert "/upload/" in output
+    assert "/token" in output, "the test must see the token requests"
+    assert output.count("upload_id=") >= 3, "and those of the sessions"
+    assert "upload_id=***" in shown[-1]
     leaks = [secret, "secret-session", *tokens.assertions, *(f"token-{n}" for n in range(1, 4))]
-    assert tokens.given >= 2
-    assert session.started
+    assert tokens.given == 2
+    assert len(session.started) == 3
     assert [leak for leak in leaks if leak in output] == []
 
 
