@@ -68,8 +68,9 @@ TAKE_SECS = 0.05
 WRITE_RETRY_SECS = 1.0
 """Pause before a failed local write is tried again."""
 
-WRITE_FAILURES_MAX = 5
-"""Local writes that fail in a row, for another reason than a full disk, before the process ends [D10]."""
+LOCAL_FAILURES_MAX = 5
+"""Writes or seals of one file (or its heirs) that fail in a row, for another reason than a full disk,
+before the process ends [D10]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,7 @@ class Archiver:
         self.memory = 0
         """Bytes of records that are buffered or on their way to a writer."""
         self.spool_bytes = 0
+        self.free_bytes = parts.disk.free_bytes()
         self._nonce = secrets.token_hex(8)
         self.pauses = Pauses(parts.source, parts.emit, parts.clock)
         self._dirty: OrderedDict[int, ArchiveFile] = OrderedDict()
@@ -130,7 +132,6 @@ class Archiver:
         self._next_id = 1
         self._stop_reason: str | None = None
         self._fatal: str | None = None
-        self._write_failures = 0
         self._write_retry_at = 0.0
         self._seal_retry: list[ArchiveFile] = []
         self._next_commit = 0.0
@@ -208,7 +209,7 @@ class Archiver:
             for part in routed.slices:
                 file = self.open.get(part.route)
                 if file is None:
-                    file = self._open_file(part.route, now)
+                    file = self.open[part.route] = self._new_file(part.route, now)
                 self._note_buffered(file, now)
                 if batch.partition not in file.held:
                     file.held.add(batch.partition)
@@ -226,7 +227,7 @@ class Archiver:
                 defaulted.update(routed.defaulted)
         self.parts.emit(RecordsTaken(records, tombstones, multiline, tuple(defaulted.items())))
 
-    def _open_file(self, route: str, now: float) -> ArchiveFile:
+    def _new_file(self, route: str, now: float) -> ArchiveFile:
         keys = self.parts.keys
         writer_id = keys.writer_id
         key = keys.next(route, self.parts.clock.wall())
@@ -236,8 +237,12 @@ class Archiver:
         file = ArchiveFile(self._next_id, route, key, nonce, opened_at=now, since=now)
         self._next_id += 1
         self.files[file.file_id] = self._opened[file.file_id] = file
-        self.open.setdefault(route, file)
         return file
+
+    @property
+    def open_files(self) -> int:
+        """Files that still take records or wait to be closed."""
+        return len(self._opened)
 
     # --- flush and roll ------------------------------------------------------------------------
 
@@ -331,7 +336,7 @@ class Archiver:
         chunk = file.written(result.file_size)
         self.memory -= chunk.memory
         self.spool_bytes += grown - chunk.raw_bytes
-        self._write_failures = 0
+        file.failures = 0
         if not self._write_retry_at:
             self.pauses.end("no_space")
         if file.state == "open" and (reason := self.policy.roll.due(file.size, 0.0)):
@@ -353,7 +358,7 @@ class Archiver:
             records=file.records,
             raw_bytes=file.raw_bytes,
             codec=self.policy.codec,
-            nonce=file.nonce,
+            nonce=result.nonce or file.nonce,
             spans=dict(file.spans),
         )
         file.state = "uploading"
@@ -367,6 +372,17 @@ class Archiver:
             )
         )
         self.parts.uploader.submit(file.sealed)
+
+    def adopt(self, leftovers: Sequence[SealedFile]) -> None:
+        """Files that an earlier run sealed, or could have: upload them under the keys they have [D7]."""
+        now = self.parts.clock.monotonic()
+        for sealed in leftovers:
+            file = ArchiveFile(sealed.file_id, "", sealed.key, sealed.nonce, opened_at=now, since=now)
+            file.state, file.sealed = "uploading", sealed
+            file.size, file.records, file.raw_bytes = sealed.size, sealed.records, sealed.raw_bytes
+            self.files[sealed.file_id] = file
+            self.spool_bytes += sealed.size
+            self.parts.uploader.submit(sealed)
 
     def _file_durable(self, file_id: int) -> None:
         file = self.files.get(file_id)
@@ -396,7 +412,7 @@ class Archiver:
         file = self.files.get(result.file_id)
         if file is None:
             return
-        self._note_local_failure(result.no_space, result.detail)
+        self._note_local_failure(file, result.no_space, result.detail)
         heir = file.successor or self._succeed(file, now)
         chunk = file.chunks.popleft()
         self.spool_bytes -= chunk.raw_bytes
@@ -408,11 +424,16 @@ class Archiver:
 
     def _succeed(self, file: ArchiveFile, now: float) -> ArchiveFile:
         """Close a file that failed a write; a new one takes what it could not, and its place."""
-        was_open = file.state == "open"
+        was_open, takes_records = file.state == "open", self.open.get(file.route) is file
         self._close(file, file.reason or "space")
-        heir = self._open_file(file.route, now)
-        heir.since = file.since
+        heir = self._new_file(file.route, now)
         heir.waits_for = file.file_id
+        if takes_records:
+            self.open[file.route] = heir
+        else:
+            self._close_soon(heir)
+        heir.since = file.since
+        heir.failures = file.failures
         file.successor = heir
         if was_open:
             if file.values:
@@ -452,18 +473,23 @@ class Archiver:
 
     def _seal_failed(self, result: SealFailed) -> None:
         file = self.files.get(result.file_id)
-        if file is not None:
-            self._note_local_failure(result.no_space, result.detail)
-            self._seal_retry.append(file)
+        if file is None:
+            return
+        if file.size == 0:  # every chunk of it has moved to the heir
+            self._discard(file)
+            return
+        self._note_local_failure(file, result.no_space, result.detail)
+        self.parts.emit(SpoolWriteFailed(detail=result.detail, failures=file.failures))
+        self._seal_retry.append(file)
 
-    def _note_local_failure(self, no_space: bool, detail: str) -> None:
+    def _note_local_failure(self, file: ArchiveFile, no_space: bool, detail: str) -> None:
+        """Wait before the spool is written again; a full disk heals, anything else not for long [D10]."""
         self._write_retry_at = self.parts.clock.monotonic() + WRITE_RETRY_SECS
         if no_space:
             self.pauses.begin("no_space", 0, 0)
             return
-        self._write_failures += 1
-        self.parts.emit(SpoolWriteFailed(detail=detail, failures=self._write_failures))
-        if self._write_failures >= WRITE_FAILURES_MAX:
+        file.failures += 1
+        if file.failures >= LOCAL_FAILURES_MAX:
             self._fatal = f"the spool cannot be written: {detail}"
 
     def _file_refused(self, result: FileRefused) -> None:
@@ -530,21 +556,52 @@ class Archiver:
         self.abandon(partitions)
         self._tell("lost", partitions)
 
+    def restarted(self, partitions: frozenset[TopicPartition]) -> None:
+        """They are read anew from their beginning: what files hold of them is nowhere else any more,
+        so it is kept and uploaded, but holds back no commit [D9]."""
+        self._let_go(partitions)
+        self.parts.ledger.assign(dict.fromkeys(partitions))
+        for file in list(self.files.values()):
+            if not file.held.isdisjoint(partitions):
+                file.held -= partitions
+                self._close_soon(file)
+
     def abandon(self, partitions: frozenset[TopicPartition]) -> None:
         """Let go of partitions: their files are deleted, unless they hold records of others too."""
-        self.parts.ledger.drop(partitions)
-        self.uncommitted.drop(partitions)
+        self._let_go(partitions)
         for file in list(self.files.values()):
             if file.held.isdisjoint(partitions):
                 continue
             file.held -= partitions
             if not file.held:
                 self._discard(file)
-            elif file.state == "open":
-                self.roll(file, "revoked")
+            else:
+                self._close_soon(file)
+
+    def _let_go(self, partitions: frozenset[TopicPartition]) -> None:
+        self.parts.ledger.drop(partitions)
+        self.uncommitted.drop(partitions)
+
+    def _close_soon(self, file: ArchiveFile) -> None:
+        """Close an open file; one that cannot close yet takes no more records and is the first to.
+
+        Its partition may come back and be read again from further down: in the same file records
+        would change places.
+        """
+        heir = file.successor
+        if heir is not None and heir.waits_for == file.file_id:
+            self._close_soon(heir)
+        if file.state != "open" or self.roll(file, "revoked"):
+            return
+        if self.open.get(file.route) is file:
+            del self.open[file.route]
+        file.opened_at = float("-inf")
+        self._opened.move_to_end(file.file_id, last=False)
 
     def _discard(self, file: ArchiveFile) -> None:
-        if file.state in ("uploading", "refused", "damaged"):
+        if file.state == "refused":
+            self.parts.dead_letters.abandon(file.file_id)
+        elif file.state in ("uploading", "damaged"):
             self.parts.uploader.abandon(file.file_id)
         else:
             self.parts.writers.discard(file.file_id)
@@ -605,20 +662,25 @@ class Archiver:
         if now < self._next_disk_check and self.spool_bytes < bounds.spool_bytes_max:
             return
         self._next_disk_check = now + 1.0
-        free = self.parts.disk.free_bytes()
-        for reason, held, bound, over, under in bounds.disk(self.spool_bytes, free):
+        self.free_bytes = self.parts.disk.free_bytes()
+        for reason, held, bound, over, under in bounds.disk(self.spool_bytes, self.free_bytes):
             if over:
-                if not self.pauses.active(reason):
-                    self._roll_largest(bounds.spool_bytes_max // 2)
                 self.pauses.begin(reason, held, bound)
             elif under:
                 self.pauses.end(reason)
+            if self.pauses.active(reason):
+                self._roll_largest(0 if reason == "disk" else bounds.spool_bytes_max // 2)
 
     def _roll_largest(self, target: int) -> None:
-        """Seal open files, largest and then oldest first, until `target` bytes are left in open ones."""
+        """Seal open files, largest and then oldest first, until `target` bytes are left in open ones.
+
+        Asked again as long as the pause lasts: what is left open frees no space.
+        """
         still_open = sum(file.size for file in self._opened.values())
+        if still_open <= target:
+            return
         for file in sorted(self._opened.values(), key=lambda f: (-f.size, f.opened_at)):
-            if file.size == 0 or (still_open <= target and not self.pauses.active("disk")):
+            if file.size == 0 or still_open <= target:
                 return
             still_open -= file.size
             self.roll(file, "space")

@@ -65,7 +65,8 @@ class ArchiveFile:
     raw_bytes: int = 0
     size: int = 0
     reason: RollReason | None = None
-    broken: bool = False
+    failures: int = 0
+    """Local writes or seals that failed in a row, its predecessors' included."""
     sealed: SealedFile | None = None
     successor: ArchiveFile | None = None
     waits_for: int | None = None
