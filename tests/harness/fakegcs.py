@@ -1,8 +1,8 @@
 """A fake-gcs-server as a test's Google Cloud Storage.
 
 It keeps what it gets and refuses a taken name on single uploads. It ignores preconditions on resumable
-ones, believes any CRC32C, and asks for no credentials: what depends on those is tested against an HTTP
-server that answers as told.
+ones, makes an empty object when asked where such an upload stands, believes any CRC32C, and asks for no
+credentials: what depends on those is tested against an HTTP server that answers as told.
 """
 
 from __future__ import annotations
