@@ -6,6 +6,7 @@ pipe that has stopped reading cannot stop the loop; what does not fit in the que
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import queue
@@ -63,36 +64,35 @@ _DIGITS = re.compile(r"\d+")
 
 
 class LineWriter:
-    """Writes lines to a stream from a thread of its own; never blocks, never raises."""
+    """Writes lines to a stream from a thread of its own; never blocks, never raises.
+
+    The queue is one that may be entered again by the same thread, since destructors log too; its
+    bound is therefore looked at, not enforced, and may be passed by as many lines as there are threads.
+    """
 
     def __init__(self, stream: TextIO, lines_max: int = QUEUED_LINES_MAX) -> None:
         self._stream = stream
-        self._queue: queue.Queue[str | threading.Event | None] = queue.Queue(lines_max)
+        self._lines_max = lines_max
+        self._queue: queue.SimpleQueue[str | threading.Event | None] = queue.SimpleQueue()
         self.dropped = 0
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
 
     def write(self, line: str) -> None:
-        try:
-            self._queue.put_nowait(line)
-        except queue.Full:
+        if self._queue.qsize() >= self._lines_max:
             self.dropped += 1
+        else:
+            self._queue.put(line)
 
     def flush(self, timeout_secs: float) -> bool:
         """Wait until every line so far is written; False if that took too long."""
         done = threading.Event()
-        deadline = time.monotonic() + timeout_secs
-        try:
-            self._queue.put(done, timeout=timeout_secs)
-        except queue.Full:
-            return False
-        return done.wait(max(0.0, deadline - time.monotonic()))
+        self._queue.put(done)
+        return done.wait(timeout_secs)
 
     def close(self, timeout_secs: float) -> None:
-        try:
-            self._queue.put(None, timeout=timeout_secs)
-        except queue.Full:
-            return
+        """Write what is queued and end, within the time given."""
+        self._queue.put(None)
         self._thread.join(timeout_secs)
 
     def _run(self) -> None:
@@ -137,7 +137,7 @@ class _Flood(logging.Filter):
         super().__init__()
         self._monotonic = monotonic
         self._limiter = RateLimiter(scopes_max=500)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.name == "archiver" or record.levelno < logging.WARNING:
@@ -181,6 +181,7 @@ class LogOutput:
         )
         self._undo = ExitStack()
         self._install()
+        atexit.register(self.flush)
 
     @property
     def dropped(self) -> int:
@@ -198,6 +199,7 @@ class LogOutput:
 
     def close(self, timeout_secs: float = 2.0) -> None:
         """Write what is queued and give logging back as it was."""
+        atexit.unregister(self.flush)
         self._undo.close()
         self._lines.close(timeout_secs)
 
@@ -258,6 +260,8 @@ class LogOutput:
         thread: threading.Thread | None = None,
     ) -> None:
         """What Python would print to stderr as it is, secrets and all."""
+        if kind is SystemExit:
+            return
         exc_info = (kind, error or kind(), traceback)
         where = {} if thread is None else {"thread": thread.name}
         self._ours.error("uncaught error", exc_info=exc_info, **where)

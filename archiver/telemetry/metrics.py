@@ -226,7 +226,7 @@ class Metrics:
             seconds.observe(event.secs)
 
         self._on[e.Drained] = on_drained
-        errors = self._tally("broker_errors", "Errors of the Kafka client, by code.", ("code",))
+        errors = self._tally("broker_troubles", "Reports of trouble with the brokers, by code.", ("code",))
         self._on[e.BrokerTrouble] = lambda event: errors.add(1, event.code)
         topics = self._gauge("topics", "Topics that are archived.")
         self._on[e.TopicsChanged] = lambda event: topics.set(event.total)
@@ -269,7 +269,9 @@ class StatusCollector(Collector):
         )
         yield _gauge("loop_age_seconds", "Since the loop last turned.", self._source.turn_age_secs())
         yield _gauge(
-            "ready", "1 while /readyz says so as well.", float(status is not None and not status.not_ready)
+            "ready",
+            "1 while nothing speaks against readiness.",
+            float(status is not None and not status.not_ready),
         )
         yield _labelled(
             "state", "1 for what it is doing.", "state",

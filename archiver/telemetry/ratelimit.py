@@ -76,7 +76,8 @@ class RateLimiter:
         open_scopes.difference_update(ending)
         for state in states:
             state.open = False
-            state.suppressed = 0
+            if state.announced:
+                state.suppressed = 0  # the recovery tells them
         return Recovery(
             failures=sum(state.failures for state in states),
             secs=now - min(state.began_at for state in states),

@@ -46,13 +46,17 @@ _SHAPES = (
     re.compile(rf"""(?i)(\b(?:{_NAMES})['"]?\s*[:=]\s*)(?:{_QUOTED}|[^\s,;&'"<>{{}}]+)"""),
     re.compile(rf"(?i)(<(?:{_NAMES})>)[^<]*"),
     re.compile(r"(?i)(\b(?:bearer|basic|negotiate|sharedkey(?:lite)?) +)[a-z0-9+/=_.:~-]{8,}"),
-    re.compile(r"(?i)([?&\s](?:sig|signature|x-amz-signature|x-goog-signature)=)[^\s&'\"]+"),
+    re.compile(
+        r"(?i)(\b(?:sig|signature|x-amz-signature|x-goog-signature|upload_id|token|assertion)=)[^\s&'\"<>]+"
+    ),
     re.compile(r"(?i)(\bsignature['\"]?\s*[:=]\s*)[a-z0-9+/=%]{16,}"),
     re.compile(r"(://[^/\s:@]*:)[^/\s@]+(?=@)"),
     re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----)(?:(?!-----END).)*", re.DOTALL),
 )
 
-_HINT = re.compile(r"(?i)auth|token|secret|key|sig|cookie|passw|credential|bearer|basic|negotiate|://|-----")
+_HINT = re.compile(
+    r"(?i)auth|token|secret|key|sig|cookie|passw|credential|upload_id|assertion|bearer|basic|negotiate|://|-----"
+)
 """Every shape holds one of these: most texts hold none and are done with at once."""
 
 
@@ -124,17 +128,21 @@ def _parts_of_json(secret: str) -> Iterator[str]:
 
 
 def _spellings(text: str) -> Iterator[str]:
-    yield text
-    yield quote(text, safe="")
-    yield quote(text)
-    yield quote_plus(text)
-    yield html.escape(text)
+    """As it is, as URLs, XML and headers write it, and as up to two nested reprs or JSON texts show it."""
+    written = {text, quote(text, safe=""), quote(text), quote_plus(text), html.escape(text)}
+    if len(text) > _WHOLE_WORD_UP_TO:
+        written.add(base64.b64encode(text.encode("utf-8", "surrogatepass")).decode().rstrip("="))
+    shown = {again for once in written for again in _escaped(once)}
+    yield from written | shown | {again for once in shown for again in _escaped(once)}
+
+
+def _escaped(text: str) -> Iterator[str]:
     yield json.dumps(text)[1:-1]
     yield json.dumps(text, ensure_ascii=False)[1:-1]
-    yield repr(text)[1:-1]
-    yield repr(text.encode("utf-8", "surrogatepass"))[2:-1]
-    if len(text) > _WHOLE_WORD_UP_TO:
-        yield base64.b64encode(text.encode("utf-8", "surrogatepass")).decode().rstrip("=")
+    # a repr escapes the quote it is written in, and which one that is depends on the text around
+    for in_single in (repr(f'"{text}')[2:-1], repr(f'"{text}'.encode("utf-8", "surrogatepass"))[3:-1]):
+        yield in_single
+        yield in_single.replace("\\'", "'")
 
 
 def _pattern(text: str) -> str:

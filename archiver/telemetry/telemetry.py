@@ -91,7 +91,8 @@ class Telemetry:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._monotonic, self._wall = monotonic, wall
-        self._lock = threading.Lock()
+        # one that the same thread may take again: a destructor or signal handler may emit in between
+        self._lock = threading.RLock()
         self._limiter = RateLimiter()
         self.redactor = Redactor(secrets)
         self._troubles = Troubles(self.redactor.text)

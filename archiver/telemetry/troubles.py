@@ -63,7 +63,7 @@ class Troubles:
             at_unix=at_unix,
             message=event.message,
             detail=self._scrub(_detail(event)),
-            way_out=_way_out(event),
+            way_out=self._scrub(_way_out(event)),
             count=before.count + 1 if before is not None and not before.over else 1,
             level=event.level,
         )
