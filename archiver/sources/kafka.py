@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 
 from archiver.domain.batch import RecordBatch, TopicPartition
 from archiver.errors import SourceFatalError
-from archiver.events import BrokerTrouble, Rebalanced, RebalanceKind, TopicMissing, TopicsChanged
+from archiver.events import BrokerTrouble, TopicMissing, TopicsChanged
 from archiver.ports import BrokerView, Clock, Emit, PartitionListener
 from archiver.settings.models import Kafka
 from archiver.sources.kafka_assignment import Assignment
@@ -77,7 +77,7 @@ class KafkaSource:
         self._pending: dict[TopicPartition, Wanted] = {}
         self._retry_at = 0.0
         self._first_marks: dict[TopicPartition, int] = {}
-        self._joined = self._paused = self._stopping = self._closing = False
+        self._joined = self._paused = self._stopping = self._closing = self._taking = False
 
     def start(self, listener: PartitionListener) -> None:
         """Make the clients and begin to look for topics; the group is joined once there are some.
@@ -111,7 +111,13 @@ class KafkaSource:
         self._place_pending()
         self._commit_first_marks()
         self._commits.complain()
-        messages = self._consumer.consume(TAKE_RECORDS, min(timeout_secs, TAKE_SECS_MAX))
+        self._notice_joining()
+        self._taking = True
+        try:
+            messages = self._consumer.consume(TAKE_RECORDS, min(timeout_secs, TAKE_SECS_MAX))
+        except ck.KafkaException as error:
+            raise SourceFatalError(f"the Kafka client cannot go on: {error}") from error
+        self._taking = False
         self._raise_if_dead()
         if not messages:
             return ()
@@ -126,15 +132,20 @@ class KafkaSource:
         return taken
 
     def positions(self) -> Mapping[TopicPartition, int]:
-        """See `ports.Source`; it passes transaction markers, aborted records and compacted gaps."""
-        if not self._delivered:
+        """See `ports.Source`; it passes transaction markers, aborted records and compacted gaps.
+
+        Empty inside a listener's callback: the client counts records there that this `take` has not
+        returned yet, and drops those of a partition that goes without ever returning them.
+        """
+        if self._taking or not self._delivered:
             return {}
         told = self._consumer.position(list(self._delivered.values()))
         return {TopicPartition(p.topic, p.partition): p.offset for p in told if p.offset >= 0}
 
     def queued_bytes(self) -> int:
-        """The bound of the prefetch queue: librdkafka tells its fill only in its statistics."""
-        return self._prefetch_bytes_max
+        """The bound of the prefetch queue, whose fill librdkafka tells only in its statistics; 0 once
+        stopped, since what it holds then is not handed out any more."""
+        return 0 if self._stopping else self._prefetch_bytes_max
 
     def pause(self) -> None:
         """See `ports.Source`."""
@@ -248,6 +259,16 @@ class KafkaSource:
                 position = self._assignment.position(partition)
                 self._pending[partition] = Wanted(position, "topic_recreated")
 
+    def _notice_joining(self) -> None:
+        """A member without partitions has joined too, though the consumer protocol does not say so."""
+        if self._joined or self._kafka.group_protocol != "consumer" or not self._subscription.topics:
+            return
+        member_id = self._consumer.memberid()
+        if member_id is not None and self._lookout.member_seen == member_id:
+            self._joined = True
+        elif member_id:
+            self._lookout.await_member(self._kafka.group_id, member_id)
+
     # --- start offsets ----------------------------------------------------------------------
 
     def _place_pending(self) -> None:
@@ -313,7 +334,6 @@ class KafkaSource:
             self._assignment.add({p: offsets.get(p, ck.OFFSET_END) for p in partitions})
             self._begin(found)
             self._set_flow()
-            self._say("assigned", partitions)
 
     def _on_revoke(self, _consumer: ck.Consumer, revoked: list[Any]) -> None:
         with self._died:
@@ -321,7 +341,7 @@ class KafkaSource:
             ours = self._active.intersection(partitions)
             if ours and not self._closing:
                 self._listener.revoked(frozenset(ours))
-            self._let_go("revoked", partitions)
+            self._let_go(partitions)
 
     def _on_lost(self, _consumer: ck.Consumer, lost: list[Any]) -> None:
         with self._died:
@@ -330,9 +350,9 @@ class KafkaSource:
             self._joined = False
             if ours and not self._closing:
                 self._listener.lost(frozenset(ours))
-            self._let_go("lost", partitions)
+            self._let_go(partitions)
 
-    def _let_go(self, kind: RebalanceKind, partitions: Sequence[TopicPartition]) -> None:
+    def _let_go(self, partitions: Sequence[TopicPartition]) -> None:
         self._active.difference_update(partitions)
         for partition in partitions:
             self._delivered.pop(partition, None)
@@ -341,11 +361,6 @@ class KafkaSource:
         self._commits.dropped(frozenset(partitions))
         self._assignment.remove(partitions)
         self._lookout.watch(frozenset(self._active))
-        self._say(kind, partitions)
-
-    def _say(self, kind: RebalanceKind, partitions: Sequence[TopicPartition]) -> None:
-        names = tuple(f"{topic}[{partition}]" for topic, partition in sorted(partitions))
-        self._emit(Rebalanced(kind=kind, partitions=names, total=len(self._active)))
 
     def _on_commit(self, error: ck.KafkaError | None, partitions: list[Any]) -> None:
         with self._died:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from concurrent.futures import wait
 from types import TracebackType
 
 import confluent_kafka as ck
@@ -11,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from archiver.domain.batch import TopicPartition
 from archiver.ports import BrokerView, Clock
-from archiver.sources.kafka_offsets import log_ranges, topic_ids
+from archiver.sources.kafka_offsets import answer_of, log_ranges, topic_ids
 from archiver.sources.kafka_topics import Listing, Selection
 from archiver.sources.kafka_trouble import Trouble
 
@@ -61,6 +62,8 @@ class Lookout:
         self._refresh_secs = refresh_secs
         self._trouble = trouble
         self._clock = clock
+        self.member_seen: str | None = None
+        self._member: tuple[str, str] | None = None
         self._watched: frozenset[TopicPartition] = frozenset()
         self._wake = threading.Event()
         self._stopping = False
@@ -75,6 +78,13 @@ class Lookout:
         self._watched = partitions
         self.view = {p: seen for p, seen in self.view.items() if p in partitions}
         self._wake.set()
+
+    def await_member(self, group: str, member_id: str) -> None:
+        """Look for this member in the group until it is there; `member_seen` tells.
+
+        The consumer protocol does not call back for an assignment without partitions.
+        """
+        self._member = (group, member_id)
 
     def stop(self, timeout_secs: float) -> None:
         """Ask the thread to end and wait for it; it is a daemon, should an answer not come."""
@@ -93,7 +103,8 @@ class Lookout:
                     listed = self._list()
                     list_at = now + (self._refresh_secs if listed else min(RETRY_SECS, self._refresh_secs))
                 self._look()
-                pause = VIEW_SECS if self.listing is not None else RETRY_SECS
+                self._look_for_member()
+                pause = VIEW_SECS if self.listing is not None and self._member is None else RETRY_SECS
                 self._wake.wait(max(0.05, min(pause, list_at - self._clock.monotonic())))
                 self._wake.clear()
 
@@ -130,3 +141,14 @@ class Lookout:
         seen = {p: BrokerView(log.log_start, log.end) for p, log in ranges.items()}
         if watched == self._watched:
             self.view = dict(self.view) | seen
+
+    def _look_for_member(self) -> None:
+        if self._member is None:
+            return
+        group, member_id = self._member
+        answers = self._admin.describe_consumer_groups([group], request_timeout=ANSWER_SECS)
+        wait(answers.values(), ANSWER_SECS + 1.0)
+        described = answer_of(answers[group])
+        if described is not None and any(member.member_id == member_id for member in described.members):
+            self.member_seen = member_id
+            self._member = None

@@ -50,7 +50,7 @@ def log_ranges(
     wait([*first.values(), *end.values()], timeout_secs + 1.0)
     found: dict[TopicPartition, LogRange] = {}
     for partition in partitions:
-        low, high = _answer(first.get(partition)), _answer(end.get(partition))
+        low, high = answer_of(first.get(partition)), answer_of(end.get(partition))
         if low is not None and high is not None:
             found[partition] = LogRange(low.offset, high.offset)
     return found
@@ -65,7 +65,7 @@ def topic_ids(admin: AdminClient, topics: Collection[str], timeout_secs: float) 
         return {}
     answers = admin.describe_topics(ck.TopicCollection(sorted(topics)), request_timeout=timeout_secs)
     wait(answers.values(), timeout_secs + 1.0)
-    described = {topic: _answer(future) for topic, future in answers.items()}
+    described = {topic: answer_of(future) for topic, future in answers.items()}
     ids = {topic: str(answer.topic_id) for topic, answer in described.items() if answer is not None}
     return {topic: None if topic_id == NO_TOPIC_ID else topic_id for topic, topic_id in ids.items()}
 
@@ -80,7 +80,7 @@ def _ask_offsets(
     return {TopicPartition(p.topic, p.partition): future for p, future in answers.items()}
 
 
-def _answer(future: Future[Any] | None) -> Any:
+def answer_of(future: Future[Any] | None) -> Any:
     """The future's result, or None where it failed or has not come."""
     if future is None or not future.done() or future.exception() is not None:
         return None
