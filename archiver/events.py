@@ -241,6 +241,16 @@ class StoreProbed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class StoreProbeFailed(Event):
+    """At start; tried again until it succeeds. Files wait in the meantime."""
+
+    level: ClassVar[str] = "warning"
+    message: ClassVar[str] = "the store could not be probed: it is tried again, files wait"
+    kind: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class CreateOnlyMissing(Event):
     level: ClassVar[str] = "warning"
     message: ClassVar[str] = (

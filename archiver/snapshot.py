@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
 
 from archiver import __version__
@@ -18,10 +19,16 @@ class Snapshot:
     """What stays the same over a process's life, and the way to a `Status`."""
 
     def __init__(
-        self, *, uploads_in_flight_max: int, ready_needs_store: bool, started_at_unix: float
+        self,
+        *,
+        uploads_in_flight_max: int,
+        ready_needs_store: bool,
+        store_problem: Callable[[], str | None],
+        started_at_unix: float,
     ) -> None:
         self._uploads_in_flight_max = uploads_in_flight_max
         self._ready_needs_store = ready_needs_store
+        self._store_problem = store_problem
         self._started_at_unix = started_at_unix
 
     def of(self, archiver: Archiver) -> Status:
@@ -69,6 +76,7 @@ class Snapshot:
         for reason, secs in archiver.pauses.secs().items():
             if reason != "memory" or not self._ready_needs_store or secs > 10:
                 reasons.append(f"paused for {secs:.0f} s: {_PAUSE_WORDS[reason]}")
+        store_down = store_down or self._store_problem()
         if self._ready_needs_store and store_down is not None:
             reasons.append(f"the store does not take files: {store_down}")
         for file_id, detail in islice(archiver.held_reasons.items(), 5):

@@ -1,0 +1,262 @@
+"""The composition root: settings become a wired `Archiver`. The only module that knows every adapter."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from archiver import __version__
+from archiver.bounds import Bounds
+from archiver.codecs import CODECS
+from archiver.deadletters.setup import dead_letters
+from archiver.domain.keys import WRITER_ID_DIGITS_LONG, KeyMaker, KeyTemplate
+from archiver.domain.ledger import NoOffsetsLedger, OffsetLedger, ReceiptLedger
+from archiver.domain.rolling import FlushPolicy, RollPolicy
+from archiver.domain.routing import Router
+from archiver.events import LeftoversFound, Started
+from archiver.inbox import QueueInbox
+from archiver.pipeline import Archiver, Parts, Policy
+from archiver.ports import Clock, DeadLetters, Emit, Inbox, Ledger, RollRequested, Source, WorkerDied
+from archiver.settings.models import Settings
+from archiver.settings.secrets import secret_values
+from archiver.snapshot import Snapshot
+from archiver.spool import Leftovers, SpoolDirectory, SpoolWriters
+from archiver.store_probe import StartProbe
+from archiver.stores import open_store, store_needs
+from archiver.stores.metadata import object_metadata
+from archiver.telemetry import HttpServer, Telemetry
+from archiver.uploads import UploadPool, UploadSchedule
+
+PREFETCH_SHARE = 4
+"""The client's queue gets this part of `buffer.max_bytes`, records in buffers the rest [B1]."""
+
+HEALTHY_MARGIN_SECS = 10.0
+"""How much longer than its longest step the loop may stand still before `/healthz` turns red."""
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def monotonic(self) -> float:
+        """Seconds that never go back."""
+        return time.monotonic()
+
+    def wall(self) -> float:
+        """Unix seconds."""
+        return time.time()
+
+
+def run(settings: Settings) -> int:
+    """Archive until stopped; the exit status. Raises `StartError` and `ConfigError`."""
+    on_signal = _Signals()  # before any thread: they inherit the mask
+    telemetry = Telemetry(
+        level=settings.log.level, log_format=settings.log.format, secrets=secret_values(settings)
+    )
+    with ExitStack() as stack:
+        stack.callback(telemetry.close)
+        archiver = _build(settings, telemetry, stack)
+        on_signal.stop_with(archiver.stop)
+        gc.collect()
+        gc.freeze()  # what start-up made stays; looking through it again and again costs time
+        return archiver.run()
+
+
+def _build(settings: Settings, telemetry: Telemetry, stack: ExitStack) -> Archiver:
+    """Wire everything; what it starts ends with the stack."""
+    emit, clock, inbox = telemetry.emit, SystemClock(), QueueInbox()
+    needs = store_needs(settings.destination.scheme)
+    spool = SpoolDirectory.acquire(settings.buffer.spool_dir)
+    stack.callback(spool.release)
+    leftovers = spool.leftovers(needs.checksums)
+    spool.require_writable()
+    codec = CODECS[settings.codec]
+    writers = SpoolWriters(
+        spool,
+        codec,
+        settings.compression.level if settings.compression.enabled else None,
+        inbox,
+        emit,
+        threads=max(2, min(4, os.cpu_count() or 1)),
+        max_open_files=settings.archive.max_open_files,
+        fsync=needs.fsync_before_put or not settings.offsets_held,
+        checksums=needs.checksums,
+        keep_labels=not settings.offsets_held,
+    )
+    store = open_store(settings, emit)
+    stack.callback(store.close)
+    probe = StartProbe(store, emit)
+    stack.callback(probe.stop)
+    parallelism = settings.buffer.writer_parallelism
+    schedule = UploadSchedule(
+        inbox, emit, spool.remove, lambda: _hex(WRITER_ID_DIGITS_LONG), random.Random(), parallelism
+    )
+    uploader = UploadPool(
+        schedule, store, lambda sealed: object_metadata(sealed, __version__), clock, inbox, parallelism
+    )
+    keys = KeyMaker(KeyTemplate(settings.archive.path_template), codec.extension, _hex)
+    snapshot = Snapshot(
+        uploads_in_flight_max=parallelism,
+        ready_needs_store=settings.transport == "kafka",
+        store_problem=probe.problem,
+        started_at_unix=time.time(),
+    )
+    parts = Parts(
+        source=_source(settings, emit, clock),
+        ledger=_ledger(settings),
+        router=_router(settings),
+        keys=keys,
+        writers=writers,
+        uploader=uploader,
+        dead_letters=_dead_letters(settings, inbox, emit, spool),
+        inbox=inbox,
+        clock=clock,
+        disk=spool,
+        emit=emit,
+        publish=lambda archiver: telemetry.status.publish(snapshot.of(archiver)),
+        beat=telemetry.status.turned,
+    )
+    archiver = Archiver(parts, _policy(settings))
+    _serve_http(settings, telemetry, inbox, stack)
+    _tell_start(settings, emit, keys, leftovers)
+    archiver.adopt(leftovers.sealed)
+    return archiver
+
+
+def _policy(settings: Settings) -> Policy:
+    buffer = settings.buffer
+    return Policy(
+        roll=RollPolicy(settings.archive.roll_size_bytes, settings.roll_interval_secs),
+        flush=FlushPolicy(buffer.flush_bytes, buffer.flush_records, buffer.flush_age_secs),
+        bounds=Bounds(
+            memory_bytes_max=buffer.max_bytes - _prefetch_bytes(settings),
+            spool_bytes_max=buffer.max_spool_bytes,
+            free_bytes_min=buffer.min_free_disk_bytes,
+        ),
+        codec=settings.codec,
+        commit_interval_secs=settings.kafka.commit_interval_secs,
+        drain_timeout_secs=settings.kafka.drain_timeout_secs,
+        shutdown_timeout_secs=settings.shutdown_timeout_secs,
+    )
+
+
+def _prefetch_bytes(settings: Settings) -> int:
+    return settings.buffer.max_bytes // PREFETCH_SHARE
+
+
+def _source(settings: Settings, emit: Emit, clock: Clock) -> Source:
+    """Each client is imported only where it is used."""
+    if settings.transport == "grpc":
+        from archiver.sources.grpc import GrpcSource
+
+        return GrpcSource(settings.grpc)
+    from archiver.sources.kafka import KafkaSource
+
+    excluded = () if settings.dlq.allow_in_topics else (settings.dlq.topic,)
+    return KafkaSource(
+        settings.kafka,
+        emit,
+        clock,
+        excluded_topics=excluded,
+        prefetch_bytes_max=_prefetch_bytes(settings),
+    )
+
+
+def _ledger(settings: Settings) -> Ledger:
+    """What may be committed when: the promise that the settings make."""
+    if settings.transport == "grpc":
+        return NoOffsetsLedger()
+    return OffsetLedger() if settings.offsets_held else ReceiptLedger()
+
+
+def _router(settings: Settings) -> Router:
+    fields = settings.routing.expression_fields if settings.routing.mode == "expression" else ()
+    return Router(fields, settings.routing.default_segment, with_topic=settings.transport == "kafka")
+
+
+def _dead_letters(settings: Settings, inbox: Inbox, emit: Emit, spool: SpoolDirectory) -> DeadLetters:
+    from archiver.sources.kafka_client import connection_properties
+
+    route_of = None if settings.transport == "grpc" else lambda: _router(settings).route_of
+    properties = connection_properties(settings.kafka)
+    return dead_letters(
+        settings.dlq, settings.buffer.spool_dir, properties, route_of, inbox, emit, spool.remove
+    )
+
+
+def _serve_http(settings: Settings, telemetry: Telemetry, inbox: Inbox, stack: ExitStack) -> None:
+    token = settings.metrics.ops_token
+    longest = max(settings.kafka.drain_timeout_secs, settings.shutdown_timeout_secs)
+    server = HttpServer(
+        settings.metrics.listen,
+        telemetry.status,
+        telemetry.registry,
+        roll=lambda: inbox.put(RollRequested()),
+        ops_token=token.get_secret_value() if token else None,
+        healthy_within_secs=longest + HEALTHY_MARGIN_SECS,
+        died=lambda reason: inbox.put(WorkerDied("http", reason)),
+    )
+    server.start()
+    stack.callback(server.stop)
+
+
+def _tell_start(settings: Settings, emit: Emit, keys: KeyMaker, leftovers: Leftovers) -> None:
+    emit(
+        Started(
+            version=__version__,
+            transport=settings.transport,
+            destination=settings.archive.destination,
+            writer_id=keys.writer_id,
+            spool_dir=str(settings.buffer.spool_dir),
+        )
+    )
+    if leftovers.removed or leftovers.sealed or leftovers.set_aside:
+        emit(
+            LeftoversFound(
+                removed=leftovers.removed, uploaded=len(leftovers.sealed), cut_bytes=leftovers.cut_bytes
+            )
+        )
+
+
+def _hex(digits: int) -> str:
+    return secrets.token_hex((digits + 1) // 2)[:digits]
+
+
+class _Signals:
+    """SIGTERM and SIGINT on a thread of their own, so that none waits for a call into a C library.
+
+    The first asks for a stop, the second ends the process at once with 128 + signal [D6].
+    """
+
+    def __init__(self) -> None:
+        self._stop: Callable[[str], None] | None = None
+        self._early: str | None = None
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+        threading.Thread(target=self._wait, name="signals", daemon=True).start()
+
+    def stop_with(self, stop: Callable[[str], None]) -> None:
+        """Whom to tell, from now on; a signal that came earlier is told now."""
+        self._stop = stop
+        if self._early is not None:
+            stop(self._early)
+
+    def _wait(self) -> None:
+        first = signal.sigwait({signal.SIGTERM, signal.SIGINT})
+        self._early = signal.Signals(first).name
+        if self._stop is not None:
+            self._stop(self._early)
+        second = signal.sigwait({signal.SIGTERM, signal.SIGINT})
+        os._exit(128 + second)
+
+
+def check(settings: Settings) -> int:
+    """`dfe-archiver check`: 0 if broker, topics, group and store are as they should be, else 1."""
+    from archiver.check import check as probe_everything
+
+    return probe_everything(settings)
