@@ -1,0 +1,1 @@
+"""`make demo`: the real daemon at work against an embedded broker, on an empty machine, in under a minute."""

@@ -12,7 +12,7 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,17 +51,21 @@ class ArchivedFile:
 Archive = dict[str, list[ArchivedFile]]
 """Files by route, each route's in the order of their keys."""
 
+Decode = Callable[[Sequence[Path]], Mapping[Path, bytes]]
+"""All decoded bytes of each of some archive files."""
 
-def read_archive(root: Path, *, template_segments: int = 4) -> Archive:
+
+def read_archive(root: Path, *, template_segments: int = 4, decode: Decode | None = None) -> Archive:
     """Every archive file below `root`, by route, in the order of the keys.
 
-    `template_segments` is how many path segments `archive.path_template` makes (the default one: 4).
+    `template_segments` is how many path segments `archive.path_template` makes (the default one: 4);
+    `decode` stands in for the tools where they are not to be had.
     `ArchiveError` for an empty file, a file that a tool does not take whole and silently, a last line
     without its newline, a foreign name, or a key that is not as [K1] says. `.tmp` files and the
     reserved key of the probe are passed over.
     """
     paths = [path for path in sorted(root.rglob("*")) if path.is_file() and not _passed_over(path)]
-    decoded = _decode(paths)
+    decoded = (decode or decode_with_tools)(paths)
     routes: Archive = {}
     for path in paths:
         file = _archived(
@@ -98,7 +102,8 @@ def _archived(key: str, size: int, raw: bytes, template_segments: int) -> Archiv
     return ArchivedFile(key, match["route"], match["writer"], size, len(raw), raw[:-1].split(b"\n"))
 
 
-def _decode(paths: Sequence[Path]) -> dict[Path, bytes]:
+def decode_with_tools(paths: Sequence[Path]) -> dict[Path, bytes]:
+    """With the codecs' own command-line tools, and snappy-java for the framing format of snappy."""
     snappy = [path for path in paths if path.name.endswith(SNAPPY)]
     others = [path for path in paths if not path.name.endswith(SNAPPY)]
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:

@@ -53,7 +53,8 @@ def records() -> Iterator[tuple[str, int, str, bytes]]:
         org = f"org-{n // 8 % ORGS:02d}"
         value = (
             f'{{"_org_id":"{org}","topic":"{topic}","partition":{partition},"n":{n},'
-            f'"at":{1_790_000_000_000 + n},"path":"/v1/items/{n * 31 % 9973}","agent":"client/{n % 13}.{n % 7}",'
+            f'"at":{1_790_000_000_000 + n},"path":"/v1/items/{n * 31 % 9973}",'
+            f'"agent":"client/{n % 13}.{n % 7}",'
             f'"tags":["é","{n % 101}"],"note":"{"lorem ipsum " * (n % 9)}"}}'
         )
         yield topic, partition, org, value.encode()
