@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
+import secrets
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,7 +23,7 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 
 
 class FileSink:
-    """Writes `<time>-<nonce>-<part>.jsonl` files, new ones for each refused file and every 64 MiB.
+    """Writes `<time>-<random>-<part>.jsonl` files, new ones for each refused file and every 64 MiB.
 
     They have their names only once all of them are on the disk; an attempt that failed leaves nothing.
     """
@@ -39,7 +40,7 @@ class FileSink:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._remove_unfinished()
             room = self._bytes_max - folder_bytes(self._directory)
-            stem = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{refused.sealed.nonce}"
+            stem = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(6)}"
             with _Parts(self._directory, stem, self._rotate_bytes) as parts:
                 for letter in letters:
                     line = _line(letter, refused)
@@ -75,6 +76,7 @@ class _Parts:
         self._stem = stem
         self._rotate_bytes = rotate_bytes
         self._paths: list[Path] = []
+        self._named: list[Path] = []
         self._file: BinaryIO | None = None
         self._file_bytes = 0
         self._lines = 0
@@ -90,6 +92,7 @@ class _Parts:
         if not self._finished:
             for path in self._paths:
                 path.with_suffix(".jsonl.tmp").unlink(missing_ok=True)
+            for path in self._named:
                 path.unlink(missing_ok=True)
 
     def write(self, line: bytes) -> None:
@@ -106,6 +109,7 @@ class _Parts:
         self._close_part()
         for path in self._paths:
             path.with_suffix(".jsonl.tmp").rename(path)
+            self._named.append(path)
         fsync_directory(self._directory)
         self._finished = True
         return self._lines
