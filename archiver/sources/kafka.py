@@ -73,7 +73,7 @@ class KafkaSource:
         self._listing_number = 0
         self._died = Carried()
         self._active: set[TopicPartition] = set()
-        self._delivered: dict[TopicPartition, Any] = {}  # the client's name for each, made once
+        self._readable: list[ck.TopicPartition] = []  # those of `_active` whose position means something
         self._pending: dict[TopicPartition, Wanted] = {}
         self._retry_at = 0.0
         self._first_marks: dict[TopicPartition, int] = {}
@@ -127,8 +127,6 @@ class KafkaSource:
         taken = batches(records, self._active)
         for batch in taken:
             self._assignment.passed(batch.partition, batch.offsets[-1] + 1)
-            if batch.partition not in self._delivered:
-                self._delivered[batch.partition] = client_partition(batch.partition)
         return taken
 
     def positions(self) -> Mapping[TopicPartition, int]:
@@ -137,9 +135,9 @@ class KafkaSource:
         Empty inside a listener's callback: the client counts records there that this `take` has not
         returned yet, and drops those of a partition that goes without ever returning them.
         """
-        if self._taking or not self._delivered:
+        if self._taking or not self._readable:
             return {}
-        told = self._consumer.position(list(self._delivered.values()))
+        told = self._consumer.position(self._readable)
         return {TopicPartition(p.topic, p.partition): p.offset for p in told if p.offset >= 0}
 
     def queued_bytes(self) -> int:
@@ -220,8 +218,9 @@ class KafkaSource:
         self._lookout.died.check()
 
     def _set_flow(self) -> None:
-        flowing = () if self._paused or self._stopping else self._active - self._pending.keys()
-        self._assignment.let_flow(flowing)
+        readable = self._active - self._pending.keys()
+        self._readable = [client_partition(partition) for partition in readable]
+        self._assignment.let_flow(() if self._paused or self._stopping else readable)
 
     # --- topics -----------------------------------------------------------------------------
 
@@ -264,7 +263,7 @@ class KafkaSource:
         if self._joined or self._kafka.group_protocol != "consumer" or not self._subscription.topics:
             return
         member_id = self._consumer.memberid()
-        if member_id is not None and self._lookout.member_seen == member_id:
+        if member_id and self._lookout.member_seen == member_id:
             self._joined = True
         elif member_id:
             self._lookout.await_member(self._kafka.group_id, member_id)
@@ -303,7 +302,6 @@ class KafkaSource:
         anew = frozenset(partition for partition, place in found.items() if place.start.anew)
         for partition, place in found.items():
             self._tell(partition, place)
-            self._delivered.pop(partition, None)
             if partition in anew:
                 self._starts.forget(partition)
                 self._first_marks.pop(partition, None)
@@ -355,11 +353,11 @@ class KafkaSource:
     def _let_go(self, partitions: Sequence[TopicPartition]) -> None:
         self._active.difference_update(partitions)
         for partition in partitions:
-            self._delivered.pop(partition, None)
             self._pending.pop(partition, None)
             self._first_marks.pop(partition, None)
         self._commits.dropped(frozenset(partitions))
         self._assignment.remove(partitions)
+        self._set_flow()
         self._lookout.watch(frozenset(self._active))
 
     def _on_commit(self, error: ck.KafkaError | None, partitions: list[Any]) -> None:
