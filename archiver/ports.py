@@ -338,7 +338,7 @@ class Writers(Protocol):
         ...
 
     def discard(self, file_id: int) -> None:
-        """Delete the open file and forget it. No answer."""
+        """Delete the file, open or just sealed, and forget it. No answer."""
         ...
 
     def label(self, file_id: int, key: ObjectKey) -> None:

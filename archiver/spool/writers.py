@@ -101,7 +101,7 @@ class SpoolWriters:
         worker.queue.put(partial(worker.seal, file_id))
 
     def discard(self, file_id: int) -> None:
-        """Delete the open file and forget it. No answer."""
+        """Delete the file, open or just sealed, and forget it. No answer."""
         worker = self._workers[file_id % len(self._workers)]
         worker.queue.put(partial(worker.discard, file_id))
 
@@ -223,6 +223,9 @@ class _Worker:
         with contextlib.suppress(OSError):
             if file is not None:
                 file.remove()
+            else:  # a seal that was under way has come first
+                name = f"{self._nonce(file_id)}.{self._order.codec.extension}"
+                (self._order.directory.uploads_dir / name).unlink(missing_ok=True)
             if file_id in self._labelled:
                 label_path(self._open_dir, self._nonce(file_id)).unlink(missing_ok=True)
         self._forget(file_id)
