@@ -452,11 +452,14 @@ def _service(
     """The client for the first credential that is given. What it was given gets into no message."""
     if connection_string:
         try:
-            return BlobServiceClient.from_connection_string(connection_string, **options)
+            service = BlobServiceClient.from_connection_string(connection_string, **options)
         except (ValueError, KeyError):
+            service = None
+        if service is None or (service.credential is None and "sig=" not in service.url):
             raise ConfigError(
                 "azure.connection_string cannot be used: copy it whole from the account's access keys"
-            ) from None
+            )
+        return service
     if not endpoint and not account_name:
         raise ConfigError("azure: set account_name, endpoint or connection_string")
     url = (endpoint or f"https://{account_name}.blob.core.windows.net").rstrip("/")
