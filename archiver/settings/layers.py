@@ -94,12 +94,19 @@ def environment_layer(variables: Mapping[str, str], origin: str) -> Layer:
             prop = name.removeprefix(_CLIENT_ENV).lower().replace("_", ".")
             layer.put((*CLIENT, prop), text, f"{origin} {name}")
         elif not _from_a_service(name):
-            near = nearest(name, env_names())
+            near = _nearest_variable(name)
             way_out = (
                 f"did you mean {near}?" if near else "unset it, or see the list of keys in the documentation"
             )
             layer.problems.append(f"{printable(name)} is no setting: {way_out} [{origin}]")
     return layer
+
+
+def _nearest_variable(name: str) -> str | None:
+    """Compared without the prefix, which would make all of them alike."""
+    known = {n.removeprefix(ENV_PREFIX): n for n in env_names() if n.startswith(ENV_PREFIX)}
+    near = nearest(name.removeprefix(ENV_PREFIX), known)
+    return known[near] if near else None
 
 
 def _from_a_service(name: str) -> bool:

@@ -338,7 +338,7 @@ class Compression(_Section):
         env="DFE_ARCHIVER_COMPRESSION_CODEC",
     )
     level: Annotated[int | None, _unset_or(parse_whole), MAYBE_WHOLE_SCHEMA] = _key(
-        None, "zstd 1-22, lz4 0-16, gzip 1-9; snappy and none have no level; unset, the codec's own."
+        None, "zstd 1-22, lz4 1-12, gzip 1-9; snappy and none have no level; unset, the codec's own."
     )
 
 

@@ -19,7 +19,7 @@ from archiver.settings.store_rules import store_rules
 
 LEVELS: dict[str, tuple[int, int] | None] = {
     "zstd": (1, 22),
-    "lz4": (0, 16),
+    "lz4": (1, 12),
     "gzip": (1, 9),
     "snappy": None,
     "none": None,

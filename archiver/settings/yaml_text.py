@@ -56,7 +56,7 @@ def parse_yaml(text: str, source: str) -> dict[Any, Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "somewhere"
-        problem = printable(_QUOTED.sub(_short, error.problem or "not YAML"))
+        problem = printable(_QUOTED.sub(_short, ", ".join(filter(None, (error.context, error.problem)))))
         raise ConfigError(
             f"{source}: {where}: {problem}: correct the YAML, and quote what holds special characters"
         ) from None
@@ -75,7 +75,7 @@ def parse_yaml(text: str, source: str) -> dict[Any, Any]:
 
 def _short(quoted: re.Match[str]) -> str:
     """A parser's quotation, left out where it is long enough to be a secret."""
-    return quoted[0] if len(quoted[0]) <= 5 else "'…'"
+    return quoted[0] if len(quoted[0]) <= 4 else "'…'"
 
 
 class _Reader:
