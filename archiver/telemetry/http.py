@@ -30,13 +30,9 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-REQUEST_SECS_MAX = 15.0
-"""A connection that completes no answer for so long is cut: slow senders and slow readers alike."""
-
-CONNECTIONS_MAX = 32
-"""Beyond these the one that has been quiet the longest is cut, so that a probe always gets through."""
-
 HEADER_BYTES_MAX = 16_384
+"""Of a request that is not complete yet; one that comes in a single read may be as large as that read."""
+
 BODY_BYTES_MAX = 4_096
 KEEP_ALIVE_SECS = 5
 START_SECS_MAX = 10.0
@@ -220,6 +216,8 @@ def bind(listen: str) -> socket.socket:
     host, _, port = listen.rpartition(":")
     host = host.strip("[]") or "0.0.0.0"
     try:
+        if not 0 <= int(port) <= 65_535:
+            raise ValueError(f"port {port} is not between 0 and 65535")
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
@@ -230,7 +228,7 @@ def bind(listen: str) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen(64)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         listening.close()
         raise StartError(
             f"metrics.listen={listen}: {error}: choose another port or stop what uses it"

@@ -6,7 +6,6 @@ import json
 import re
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -31,21 +30,28 @@ def show(url: str, watch: bool) -> int:
 
     0 when the archiver is ready, 1 when it is not or does not answer; an interrupt ends `watch`.
     """
-    while True:
-        try:
-            body = fetch(url)
-        except (OSError, ValueError) as error:
-            text, outcome = f"{url} does not answer: {_plain(error)}\n", 1
-        else:
-            text, outcome = render_text(body), 0 if body.get("ready") else 1
-        sys.stdout.write((_CLEAR if watch and sys.stdout.isatty() else "") + text)
-        sys.stdout.flush()
-        if not watch:
-            return outcome
-        try:
+    if not watch:
+        return _show_once(url, clear=False)
+    outcome = 1
+    try:
+        while True:
+            outcome = _show_once(url, clear=sys.stdout.isatty())
             time.sleep(WATCH_SECS)
-        except KeyboardInterrupt:
-            return outcome
+    except KeyboardInterrupt:
+        pass
+    return outcome
+
+
+def _show_once(url: str, *, clear: bool) -> int:
+    try:
+        body = fetch(url)
+    except (OSError, ValueError) as error:
+        text, outcome = f"{_plain(url)} does not answer: {_plain(error)}\n", 1
+    else:
+        text, outcome = render_text(body), 0 if body.get("ready") else 1
+    sys.stdout.write((_CLEAR if clear else "") + text)
+    sys.stdout.flush()
+    return outcome
 
 
 def fetch(url: str) -> dict[str, Any]:
