@@ -31,7 +31,6 @@ from archiver.errors import DamagedFileError
 _GZIP_CONTAINER = 31  # zlib's wbits for a gzip member: mtime 0, CRC-32 and length behind the data
 _READ_BYTES = 64 * 1024
 
-_ZSTD_BLOCK_BYTES_MAX = 128 * 1024  # RFC 8878, 3.1.1.2.4
 _ZSTD_HEADER_BYTES_MAX = 18
 
 _SNAPPY_IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"
@@ -245,7 +244,7 @@ def _zstd_block(header: bytes) -> tuple[bool, int]:
     """Whether a block is its frame's last, and how many bytes follow its header."""
     word = int.from_bytes(header, "little")
     last, kind, size = bool(word & 1), word >> 1 & 3, word >> 3
-    if kind == 3 or size > _ZSTD_BLOCK_BYTES_MAX:
+    if kind == 3:
         raise _NotWholeError("a block header is corrupt")
     return last, 1 if kind == 1 else size  # one byte stands for a run of itself
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import subprocess
@@ -178,15 +179,30 @@ def test_no_more_files_are_open_than_allowed_and_each_is_whole(tmp_path: Path, t
     spool.writers.close(5)
 
 
-def open_in(folder: Path) -> int:
-    """How many handles of this process are on files in a folder."""
-    found = 0
+def files_open_in(folder: Path) -> set[str]:
+    """The files in a folder that this process has open."""
+    found = set()
     for fd in os.listdir("/proc/self/fd"):
-        try:
-            found += os.readlink(f"/proc/self/fd/{fd}").startswith(f"{folder}/")
-        except FileNotFoundError:
-            continue
+        with contextlib.suppress(FileNotFoundError):
+            path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+            if path.parent == folder:
+                found.add(path.name)
     return found
+
+
+def open_in(folder: Path) -> int:
+    return len(files_open_in(folder))
+
+
+def test_the_file_that_was_not_used_for_longest_is_closed(tmp_path: Path) -> None:
+    """[B3]"""
+    spool = start(tmp_path, threads=1, max_open_files=2)
+    for chunk, file_id in enumerate([1, 2, 1, 3]):
+        spool.writers.append(file_id, chunk, [b"x"])
+    spool.answered(4)
+    still_open = files_open_in(tmp_path / "open")
+    assert sorted(name.partition(".")[0].rpartition("-")[2] for name in still_open) == ["1", "3"]
+    spool.writers.close(5)
 
 
 def test_one_open_file_is_enough_for_several_threads(tmp_path: Path) -> None:
@@ -260,8 +276,7 @@ def test_after_a_full_disk_a_file_fails_in_order_and_others_go_on(tmp_path: Path
         assert (second.chunk, second.file_size, second.no_space) == (1, 400_001, True)
         assert (third.chunk, third.file_size, third.no_space) == (2, 400_001, True)
         assert other == FrameWritten(3, 0, 1001)
-        assert [event for event in spool.events if isinstance(event, SpoolWriteFailed)] == spool.events != []
-        assert spool.events[0] == SpoolWriteFailed("No space left on device", 1)
+        assert spool.events == [SpoolWriteFailed("No space left on device", 1)]
         ballast.unlink()
         spool.writers.append(1, 3, [b"e"])
         assert isinstance(spool.answer(), WriteFailed)
@@ -320,9 +335,25 @@ def test_no_frame_is_written_whose_label_cannot_be(tmp_path: Path) -> None:
     assert isinstance(answer, WriteFailed)
     assert answer.file_size == 0
     (tmp_path / "away").rename(spool.directory.open_dir)
+    spool.writers.append(1, 1, [b"b"])
+    assert isinstance(spool.answer(), WriteFailed)  # it must not overtake the one before it
     spool.writers.label(3, KEY)
     spool.writers.append(3, 0, [b"a"])
     assert isinstance(spool.answer(), FrameWritten)
+    spool.writers.close(5)
+
+
+def test_a_label_that_could_not_be_written_is_written_before_the_first_frame(tmp_path: Path) -> None:
+    """[D7]"""
+    spool = start(tmp_path, "none", threads=1, keep_labels=True)
+    spool.directory.open_dir.rename(tmp_path / "away")
+    spool.writers.label(1, KEY)
+    spool.writers.seal(2)
+    assert isinstance(spool.answer(), SealFailed)  # so the label has had its turn
+    (tmp_path / "away").rename(spool.directory.open_dir)
+    spool.writers.append(1, 0, [b"a"])
+    assert isinstance(spool.answer(), FrameWritten)
+    assert [name.partition(".")[2] for name in spool.names()] == ["jsonl", "key"]
     spool.writers.close(5)
 
 

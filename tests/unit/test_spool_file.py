@@ -106,6 +106,15 @@ def test_a_file_that_is_not_what_was_written_is_not_appended_to(
     assert list(uploads.iterdir()) == []
 
 
+def test_a_file_that_was_changed_while_it_was_open_is_not_sealed(tmp_path: Path, uploads: Path) -> None:
+    """[D10]"""
+    file = SpoolFile(tmp_path / "a")
+    file.append(b"one")
+    cut_short(tmp_path / "a")
+    with pytest.raises(SpoolError, match="has 2 bytes"):
+        file.seal(uploads, fsync=False)
+
+
 def test_a_file_without_a_frame_is_not_sealed(tmp_path: Path, uploads: Path) -> None:
     """[F3]: no empty files."""
     with pytest.raises(SpoolError, match="no frame"):
