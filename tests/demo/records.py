@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 PARTITIONS = 3
-ORGS = ("acme", "globex", "initech", "umbrella", "stark", "wayne")
-WEIGHTS = (40, 25, 15, 10, 6, 4)
+ORGS = ("acme", "globex", "initech")
+WEIGHTS = (60, 30, 10)
 PATHS = ("/v1/items", "/v1/carts", "/login", "/search", "/v1/orders", "/health")
 START_MS = 1_790_000_000_000
 

@@ -23,20 +23,19 @@ def decode_zstd(paths: Sequence[Path]) -> dict[Path, bytes]:
 
 
 def tree(archive: Archive) -> list[str]:
-    """One line a folder or file, with records, bytes and ratio, and a last one with the sums."""
+    """A line a folder with files and a line a file, with records, bytes and ratio; then the sums."""
     files = [file for route in sorted(archive) for file in archive[route]]
     lines: list[str] = []
-    above: Sequence[str] = ()
+    shown = ""
     for file in files:
-        *folders, name = file.key.split("/")
-        for depth, folder in enumerate(folders):
-            if list(above[: depth + 1]) != folders[: depth + 1]:
-                lines.append(f"{'  ' * depth}{folder}/")
-        above = folders
-        lines.append(f"{'  ' * len(folders) + name:<44}{_sizes(file)}")
+        folder, _, name = file.key.rpartition("/")
+        if folder != shown:
+            lines.append(f"{folder}/")
+            shown = folder
+        lines.append(f"{'    ' + name:<36}{_sizes(file)}")
     raw, size = sum(file.raw_bytes for file in files), sum(file.size for file in files)
     records = sum(len(file.lines) for file in files)
-    lines.append(f"{f'{len(files)} files':<44}{_columns(records, raw, size)}")
+    lines.append(f"{f'{len(files)} files':<36}{_columns(records, raw, size)}")
     return lines
 
 
