@@ -49,6 +49,9 @@ def main() -> int:
         except (ServerError, TimeoutError) as error:
             say(f"FAILED: {error}")
             return 1
+        except KeyboardInterrupt:
+            say("", "Interrupted.")
+            return 130
     say(f"The archiver stopped with status {status}; its archive, log and configuration stay in {folder}")
     return 0 if complete and status == 0 else 1
 
