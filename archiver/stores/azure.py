@@ -59,7 +59,7 @@ _CREDENTIALS = Heals(
     "credentials",
     way_out="check azure.account_key, azure.sas_token, azure.connection_string or the managed identity",
 )
-_DENIED = Heals("access_denied", way_out="allow blobs/read and blobs/write on the container")
+_DENIED = Heals("access_denied", way_out="allow blobs/read and blobs/write, or renew the signature")
 _CONTAINER_AWAY = Heals("missing_bucket", way_out="create the container or correct archive.destination")
 _INTEGRITY = Heals("integrity", whole_store=False)
 _THROTTLED = Heals("throttled")
@@ -87,6 +87,7 @@ ERRORS: tuple[Row, ...] = (
     Row("UnauthorizedBlobOverwrite", Taken()),
     Row("Md5Mismatch", _INTEGRITY),
     Row("InvalidMd5", _INTEGRITY),
+    Row("InvalidOperation", _INTEGRITY, r"md5"),  # Azurite's name for it
     Row("InvalidBlockList", Heals("blocks_lost", whole_store=False)),
     Row("InvalidResourceName", Refuses("key_invalid")),
     Row("RequestBodyTooLarge", Refuses("too_large")),

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from archiver.domain.sealed import Checksums, SealedFile
 from archiver.errors import (
@@ -28,9 +29,10 @@ from archiver.errors import (
     StoreError,
     TransientStoreError,
 )
+from archiver.settings.models import Settings
 from archiver.stores.answers import Answer as Meaning
 from archiver.stores.answers import Heals, Refuses, Taken
-from archiver.stores.azure import BLOCKS_AT_ONCE, ERRORS, STATUSES, AzureStore
+from archiver.stores.azure import BLOCKS_AT_ONCE, ERRORS, EXCEPTIONS, STATUSES, AzureStore
 from tests.contract.store_case import make_sealed
 from tests.harness.answering import DROP, Answer, Answering, Request
 from tests.harness.process import free_port
@@ -97,7 +99,11 @@ def large(tmp_path: Path) -> SealedFile:
 
 # --- the error table --------------------------------------------------------------------------
 
-SKEW = "<AuthenticationErrorDetail>Request date header too old: 'Mon'</AuthenticationErrorDetail>"
+DETAILS = {
+    "AuthenticationFailed": "<AuthenticationErrorDetail>Request date header too old"
+    "</AuthenticationErrorDetail>",
+    "InvalidOperation": "<Detail>Provided contentMD5 doesn't match.</Detail>",
+}
 CODE_STATUS = {
     "ContainerNotFound": 404,
     "ResourceNotFound": 404,
@@ -114,13 +120,15 @@ CODE_STATUS = {
     "InternalError": 500,
     "Md5Mismatch": 400,
     "InvalidMd5": 400,
+    "InvalidOperation": 400,
     "InvalidBlockList": 400,
     "InvalidResourceName": 400,
     "InvalidAuthenticationInfo": 400,
     "BlockListTooLong": 400,
 }
 WALK: list[tuple[int, str, str, Meaning]] = [
-    (CODE_STATUS.get(row.code, 409), row.code, SKEW if row.holds else "", row.answer) for row in ERRORS
+    (CODE_STATUS.get(row.code, 409), row.code, DETAILS[row.code] if row.holds else "", row.answer)
+    for row in ERRORS
 ]
 WALK += [(status, "", "", meaning) for status, meaning in STATUSES.items()]
 WALK += [
@@ -582,3 +590,24 @@ def test_as_many_connections_are_kept_as_there_are_uploads(
     lines = [record.getMessage() for record in caplog.records]
     assert not any("pool is full" in line for line in lines)
     assert sum("Starting new HTTP connection" in line for line in lines) <= 12
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "stores" / "azure.md"
+
+
+def test_the_page_explains_every_kind_of_the_table() -> None:
+    """And none that does not exist; `local_limit` comes from reading the file."""
+    answers = [*(row.answer for row in ERRORS), *STATUSES.values(), *(answer for _, answer in EXCEPTIONS)]
+    kinds = {answer.kind for answer in answers if isinstance(answer, Heals)} | {"other", "local_limit"}
+    table = PAGE.read_text("utf-8").split("## When it does not work")[1]
+    named = {
+        kind for row in re.findall(r"^\| (`.+?) \|", table, re.M) for kind in re.findall(r"`(\w+)`", row)
+    }
+    assert named == kinds
+
+
+def test_the_pages_example_is_a_configuration() -> None:
+    example = re.search(r"```yaml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    assert example is not None
+    settings = Settings.model_validate(yaml.safe_load(example.group(1)))
+    assert settings.azure.account_name == "myaccount"

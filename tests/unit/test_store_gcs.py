@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from urllib.parse import parse_qs
 
 import google_crc32c
 import pytest
+import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
@@ -26,9 +28,10 @@ from archiver.errors import (
     StoreError,
     TransientStoreError,
 )
+from archiver.settings.models import Settings
 from archiver.stores.answers import Answer as Meaning
 from archiver.stores.answers import Heals, Refuses, Taken
-from archiver.stores.gcs import ERRORS, STUMBLES_MAX, GcsStore
+from archiver.stores.gcs import ERRORS, EXCEPTIONS, STUMBLES_MAX, GcsStore
 from tests.contract.store_case import make_sealed
 from tests.harness.answering import DROP, Answer, Answering, Request
 from tests.harness.process import free_port
@@ -608,3 +611,24 @@ def test_as_many_connections_are_kept_as_there_are_uploads(
     lines = [record.getMessage() for record in caplog.records]
     assert not any("pool is full" in line for line in lines)
     assert sum("Starting new HTTP connection" in line for line in lines) <= 12
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "stores" / "gcs.md"
+
+
+def test_the_page_explains_every_kind_of_the_table() -> None:
+    """And none that does not exist; `local_limit` comes from reading the file."""
+    answers = [*(row.answer for row in ERRORS), *(answer for _, answer in EXCEPTIONS)]
+    kinds = {answer.kind for answer in answers if isinstance(answer, Heals)} | {"other", "local_limit"}
+    table = PAGE.read_text("utf-8").split("## When it does not work")[1]
+    named = {
+        kind for row in re.findall(r"^\| (`.+?) \|", table, re.M) for kind in re.findall(r"`(\w+)`", row)
+    }
+    assert named == kinds
+
+
+def test_the_pages_example_is_a_configuration() -> None:
+    example = re.search(r"```yaml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    assert example is not None
+    settings = Settings.model_validate(yaml.safe_load(example.group(1)))
+    assert settings.archive.destination == "gs://my-archive/kafka"
