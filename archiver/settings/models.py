@@ -418,6 +418,9 @@ class S3(_Section):
     checksum: Annotated[Literal["crc32", "none"], BeforeValidator(_checksum), LOWER] = _key(
         "crc32", "none sends no checksum header, for stores that refuse it; size is still compared."
     )
+    ca_bundle: MaybeFile = _key(
+        None, "PEM file with the CAs to trust for the endpoint; unset, AWS_CA_BUNDLE or the SDK's own."
+    )
 
 
 class Minio(_Section):

@@ -70,6 +70,7 @@ def _s3(settings: Settings) -> Iterator[str]:
         yield "s3.session_token is set without s3.access_key_id: set all three credentials or none"
     if s3.kms_key_id is not None and not (s3.sse or "").startswith("aws:kms"):
         yield "{s3.kms_key_id} does not go with {s3.sse}: set s3.sse to aws:kms, or remove the key"
+    yield from readable(settings, "s3.ca_bundle")
     if settings.minio.endpoint is not None and s3.endpoint is None:
         yield "{minio.endpoint} is not used with {archive.destination}: write minio://, or set s3.endpoint"
 

@@ -196,6 +196,14 @@ BOOL_SCHEMA = _schema(
 )
 MAYBE_WHOLE_SCHEMA = _schema("integer", r"^[0-9]*$", "null")
 MAYBE_SECS_SCHEMA = _schema("number", r"^([0-9]+(\.[0-9]+)?)?$", "null")
+PROPERTIES_SCHEMA = WithJsonSchema(
+    {
+        "anyOf": [
+            {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}},
+            {"type": "string"},
+        ]
+    }
+)
 LIST_SCHEMA = WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "string"}]})
 
 Size = Annotated[int, BeforeValidator(parse_size), SIZE_SCHEMA]
@@ -204,7 +212,7 @@ Whole = Annotated[int, BeforeValidator(parse_whole), WHOLE_SCHEMA]
 Secs = Annotated[float, BeforeValidator(parse_secs), SECS_SCHEMA]
 Flag = Annotated[bool, BeforeValidator(parse_bool), BOOL_SCHEMA]
 Listen = Annotated[str, BeforeValidator(parse_listen)]
-Properties = Annotated[dict[str, str], BeforeValidator(parse_properties)]
+Properties = Annotated[dict[str, str], BeforeValidator(parse_properties), PROPERTIES_SCHEMA]
 Texts = Annotated[tuple[str, ...], BeforeValidator(parse_list), LIST_SCHEMA]
 
 

@@ -124,6 +124,7 @@ STORES = {
         ("s3", {"s3.secret_access_key": "k"}, "s3.secret_access_key is set without s3.access_key_id"),
         ("s3", {"s3.session_token": "k"}, "s3.session_token is set without"),
         ("s3", {"s3.sse": "rot13"}, "AES256"),
+        ("s3", {"s3.ca_bundle": "/nope"}, "s3.ca_bundle=/nope cannot be read"),
         ("s3", {"s3.kms_key_id": "k"}, "set s3.sse to aws:kms"),
         ("s3", {"minio.endpoint": "http://m:9000"}, "write minio://"),
         (
