@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
@@ -17,8 +18,8 @@ from archiver.ports import RefusedFile
 HEADER = "dfe_archiver.error."
 """What the names of the headers we add begin with; headers of the record that do are left as they are."""
 
-_CONFIRM_SECS_MAX = 30
-_SILENCE_SECS_MAX = 15.0
+CONFIRM_SECS_MAX = 30.0
+SILENCE_SECS_MAX = 15.0
 _POLL_SECS = 0.2
 _RECORD_BYTES_MAX = 1_000_000_000  # librdkafka's own limit: the topic's max.message.bytes is what decides
 
@@ -51,8 +52,13 @@ class KafkaSink:
 
     name = "kafka"
 
-    def __init__(self, properties: Mapping[str, Any], topic: str) -> None:
-        """`properties` are librdkafka's, for the connection; they hold secrets and are never shown."""
+    def __init__(
+        self, properties: Mapping[str, Any], topic: str, *, confirm_secs_max: float = CONFIRM_SECS_MAX
+    ) -> None:
+        """`properties` are librdkafka's, for the connection; they hold secrets and are never shown.
+
+        A record that is not acknowledged within `confirm_secs_max` fails the attempt.
+        """
         self._topic = topic
         self._properties = dict(properties) | {
             "acks": "all",
@@ -60,7 +66,7 @@ class KafkaSink:
             "compression.type": "lz4",
             "linger.ms": 20,
             "message.max.bytes": _RECORD_BYTES_MAX,
-            "message.timeout.ms": _CONFIRM_SECS_MAX * 1000,
+            "message.timeout.ms": int(confirm_secs_max * 1000),
             "queue.buffering.max.kbytes": 32 * 1024,
             "topic.metadata.propagation.max.ms": 5000,
             "log_level": 0,
@@ -170,8 +176,15 @@ class KafkaOriginals:
     out. `make_route_of` makes a router for one reading, so that its memory ends with it.
     """
 
-    def __init__(self, properties: Mapping[str, Any], make_route_of: Callable[[], RouteOf]) -> None:
+    def __init__(
+        self,
+        properties: Mapping[str, Any],
+        make_route_of: Callable[[], RouteOf],
+        *,
+        silence_secs_max: float = SILENCE_SECS_MAX,
+    ) -> None:
         self._make_route_of = make_route_of
+        self._silence_secs_max = silence_secs_max
         self._properties = dict(properties) | {
             "group.id": "dfe-archiver-dead-letters",  # required, and never used: it neither joins nor commits
             "enable.auto.commit": False,
@@ -209,8 +222,9 @@ class KafkaOriginals:
         route_of, stem = self._make_route_of(), refused.sealed.key.stem
         consumer = Consumer(self._properties)
         try:
+            _require(consumer, refused.sealed.spans, self._silence_secs_max)
             for partition, span in sorted(refused.sealed.spans.items()):
-                for message in _range(consumer, partition, span, stopping):
+                for message in self._range(consumer, partition, span, stopping):
                     value = message.value()
                     if value is not None and stem.startswith(route_of(partition.topic, value) + "/"):
                         yield _letter(message, value)
@@ -219,34 +233,46 @@ class KafkaOriginals:
         finally:
             consumer.close()
 
-
-def _range(
-    consumer: Consumer, partition: TopicPartition, span: Span, stopping: Stopping
-) -> Iterator[Message]:
-    """The partition's records from first to last offset; fewer where its end comes earlier."""
-    consumer.assign([KafkaPartition(partition.topic, partition.partition, span.first)])
-    heard_at = time.monotonic()
-    while True:
-        go_on(stopping)
-        for message in consumer.consume(500, _POLL_SECS):
-            if (error := message.error()) is not None:
-                if error.code() == KafkaError._PARTITION_EOF:
+    def _range(
+        self, consumer: Consumer, partition: TopicPartition, span: Span, stopping: Stopping
+    ) -> Iterator[Message]:
+        """The partition's records from first to last offset; fewer where its end comes earlier."""
+        consumer.assign([KafkaPartition(partition.topic, partition.partition, span.first)])
+        heard_at = time.monotonic()
+        while time.monotonic() - heard_at < self._silence_secs_max:
+            go_on(stopping)
+            for message in consumer.consume(500, _POLL_SECS):
+                if (error := message.error()) is not None:
+                    if _is_end(error, partition):
+                        return
+                    continue
+                heard_at = time.monotonic()
+                offset = message.offset() or 0
+                if offset <= span.last:
+                    yield message
+                if offset >= span.last:
                     return
-                if error.code() in _GONE:
-                    raise _GoneError(f"{partition.topic}/{partition.partition}: {error.str()}")
-                continue
-            heard_at = time.monotonic()
-            offset = message.offset()
-            if offset is None or offset > span.last:
-                return
-            yield message
-            if offset == span.last:
-                return
-        if time.monotonic() - heard_at > _SILENCE_SECS_MAX:
-            raise DeadLetterError(
-                f"reading {partition.topic}/{partition.partition} from Kafka again: no answer for "
-                f"{_SILENCE_SECS_MAX:.0f} s: are the brokers of kafka.brokers reachable?"
-            )
+        raise DeadLetterError(
+            f"reading {partition.topic}/{partition.partition} from Kafka again: no answer for "
+            f"{self._silence_secs_max:g} s: are the brokers of kafka.brokers reachable?"
+        )
+
+
+def _require(consumer: Consumer, partitions: Iterable[TopicPartition], timeout_secs: float) -> None:
+    """Raises `_GoneError` where a partition does not exist: a consumer of a deleted topic hears nothing."""
+    for topic, numbers in groupby(sorted(partitions), lambda partition: partition.topic):
+        found = consumer.list_topics(topic, timeout_secs).topics[topic]
+        if found.error is not None:
+            raise _GoneError(f"{topic}: {found.error.str()}")
+        if not {number for _, number in numbers} <= found.partitions.keys():
+            raise _GoneError(f"{topic}: has fewer partitions than it had")
+
+
+def _is_end(error: KafkaError, partition: TopicPartition) -> bool:
+    """The partition ends here. Raises `_GoneError` where its records are not to be had."""
+    if error.code() in _GONE:
+        raise _GoneError(f"{partition.topic}/{partition.partition}: {error.str()}")
+    return error.code() == KafkaError._PARTITION_EOF
 
 
 def _letter(message: Message, value: bytes) -> DeadLetter:
