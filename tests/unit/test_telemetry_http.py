@@ -274,6 +274,17 @@ def test_a_request_that_never_ends_is_cut(serve: Serve, monkeypatch: pytest.Monk
     assert served.get("/healthz")[0] == 200
 
 
+def test_a_connection_that_keeps_asking_stays(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deadline is for one answer: a scraper's connection outlives many of them."""
+    monkeypatch.setattr(Connection, "answer_secs_max", 0.6)
+    served = serve()
+    with served.connect() as sock:
+        for _ in range(6):
+            sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert sock.recv(4096).startswith(b"HTTP/1.1 200")
+            time.sleep(0.2)
+
+
 def test_an_answer_that_is_never_read_is_cut(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "answer_secs_max", 0.4)
     served = serve()
