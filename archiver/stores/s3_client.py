@@ -122,6 +122,7 @@ ERRORS: dict[str, Answer] = {
     "InvalidPartOrder": _VANISHED,
     "MetadataTooLarge": Heals("metadata_too_large", whole_store=False),
     # exceptions of the SDK, by class, the nearest base class deciding
+    "ConnectionError": _NETWORK,
     "ConnectTimeoutError": _TIMEOUT,
     "ReadTimeoutError": _TIMEOUT,
     "SSLError": Heals("tls", way_out="check the certificate, and set s3.ca_bundle for a CA of your own"),
