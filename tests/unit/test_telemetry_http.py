@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import io
 import json
 import socket
@@ -278,11 +279,14 @@ def test_a_connection_that_keeps_asking_stays(serve: Serve, monkeypatch: pytest.
     """The deadline is for one answer: a scraper's connection outlives many of them."""
     monkeypatch.setattr(Connection, "answer_secs_max", 0.6)
     served = serve()
-    with served.connect() as sock:
-        for _ in range(6):
-            sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert sock.recv(4096).startswith(b"HTTP/1.1 200")
-            time.sleep(0.2)
+    connection = http.client.HTTPConnection("127.0.0.1", served.server.port, timeout=5)
+    connection.connect()
+    connection.auto_open = 0  # a second connection would hide that the first was cut
+    for _ in range(6):
+        connection.request("GET", "/healthz")
+        assert connection.getresponse().read() == b"alive\n"
+        time.sleep(0.2)
+    connection.close()
 
 
 def test_an_answer_that_is_never_read_is_cut(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
