@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 
 from archiver.domain.batch import RecordBatch, TopicPartition
 from archiver.errors import SourceFatalError
-from archiver.events import BrokerTrouble, TopicMissing, TopicsChanged
+from archiver.events import TopicMissing, TopicsChanged
 from archiver.ports import BrokerView, Clock, Emit, PartitionListener
 from archiver.settings.models import Kafka
 from archiver.sources.kafka_assignment import Assignment
@@ -28,7 +28,7 @@ from archiver.sources.kafka_lookout import Carried, Lookout
 from archiver.sources.kafka_offsets import client_partition, our_partitions, wait_until_committed
 from archiver.sources.kafka_starts import NEW, Found, Starts, Wanted
 from archiver.sources.kafka_topics import Listing, Selection, Subscription
-from archiver.sources.kafka_trouble import Trouble, way_out
+from archiver.sources.kafka_trouble import FATAL, Trouble, way_out
 
 TAKE_RECORDS = 1_000
 """More leave the processor's cache: 5,000 and above cost 10–25 %."""
@@ -147,13 +147,15 @@ class KafkaSource:
 
     def pause(self) -> None:
         """See `ports.Source`."""
-        self._paused = True
-        self._set_flow()
+        if not self._paused:
+            self._paused = True
+            self._set_flow()
 
     def resume(self) -> None:
         """See `ports.Source`."""
-        self._paused = False
-        self._set_flow()
+        if self._paused:
+            self._paused = False
+            self._set_flow()
 
     # --- commits ----------------------------------------------------------------------------
 
@@ -346,6 +348,7 @@ class KafkaSource:
             partitions = our_partitions(lost)
             ours = self._active.intersection(partitions)
             self._joined = False
+            self._commits.dropped(frozenset(partitions))
             if ours and not self._closing:
                 self._listener.lost(frozenset(ours))
             self._let_go(partitions)
@@ -373,10 +376,13 @@ class KafkaSource:
 
     def _on_error(self, error: ck.KafkaError) -> None:
         with self._died:
-            if error.fatal():
-                self._emit(BrokerTrouble(error.name(), error.str(), way_out(error.code())))
-                raise SourceFatalError(f"the Kafka client cannot go on: {error.str()}")
-            self._trouble.failed(error)
+            if not (error.fatal() or error.code() in FATAL):
+                self._trouble.failed(error)
+                return
+            advice = way_out(
+                ck.KafkaError.FENCED_INSTANCE_ID if self._kafka.group_instance_id else error.code()
+            )
+            raise SourceFatalError(f"the Kafka client cannot go on: {error.str()}: {advice}".rstrip(": "))
 
     def _notice(self, event: Any) -> None:
         """An error that came in place of a record."""
@@ -387,8 +393,6 @@ class KafkaSource:
             cut = code == ck.KafkaError._LOG_TRUNCATION
             self._pending[partition] = Wanted(event.offset(), "log_truncated" if cut else None)
             self._set_flow()
-        elif error.fatal():
-            self._on_error(error)
-            self._raise_if_dead()
         elif code not in _UNREADABLE and code != ck.KafkaError.UNKNOWN_TOPIC_OR_PART:
-            self._trouble.failed(error)  # a topic that is gone is told by the lookout
+            self._on_error(error)  # a topic that is gone is told by the lookout
+            self._raise_if_dead()

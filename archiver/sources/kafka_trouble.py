@@ -46,6 +46,8 @@ _AWAY = frozenset(
         _Code.UNSUPPORTED_SASL_MECHANISM,
     }
 )
+FATAL = frozenset({_Code._FATAL, _Code._FENCED, _Code.FENCED_INSTANCE_ID})
+"""The client cannot be used on; `KafkaError.fatal()` alone does not say so for an event of `consume`."""
 
 
 def way_out(code: int) -> str:
