@@ -55,6 +55,17 @@ READ_TIMEOUT_SECS = 60.0
 
 _CONTAINER = re.compile(r"(?!.*--)[a-z0-9][a-z0-9-]{1,61}[a-z0-9]\Z|\$root\Z")
 
+_NOT_FOR_DAEMONS = (
+    "exclude_interactive_browser_credential",
+    "exclude_shared_token_cache_credential",
+    "exclude_visual_studio_code_credential",
+    "exclude_cli_credential",
+    "exclude_powershell_credential",
+    "exclude_developer_cli_credential",
+    "exclude_broker_credential",
+)
+"""Links of azure-identity's chain that start programs of a signed-in person or ask one."""
+
 _CREDENTIALS = Heals(
     "credentials",
     way_out="check azure.account_key, azure.sas_token, azure.connection_string or the managed identity",
@@ -505,4 +516,4 @@ def _identity(url: str) -> object:
         ) from None
     if not url.startswith("https://"):
         raise ConfigError("azure.endpoint: an identity is only used over https")
-    return DefaultAzureCredential(exclude_interactive_browser_credential=True)
+    return DefaultAzureCredential(**dict.fromkeys(_NOT_FOR_DAEMONS, True))

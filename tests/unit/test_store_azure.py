@@ -503,7 +503,12 @@ def test_without_any_credential_the_identity_is_used_where_it_is_installed(
 ) -> None:
     """[S7]: an identity that has no token heals by waiting; without the package it is a config error."""
     pytest.importorskip("azure.identity")
-    AzureStore("container", account_name="account").close()
+    for name in ("TENANT_ID", "CLIENT_ID", "FEDERATED_TOKEN_FILE"):
+        monkeypatch.setenv(f"AZURE_{name}", "11111111-1111-1111-1111-111111111111")
+    to = AzureStore("container", account_name="account")
+    chain = [type(link).__name__ for link in to._service.credential.credentials]
+    assert chain == ["EnvironmentCredential", "WorkloadIdentityCredential", "ManagedIdentityCredential"]
+    to.close()
     real = builtins.__import__
 
     def without(name: str, *args: object, **kwargs: object) -> object:

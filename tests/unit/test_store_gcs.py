@@ -499,6 +499,7 @@ def test_a_token_that_the_service_revoked_is_fetched_anew(
         assert tokens.given == 2
 
 
+@pytest.mark.filterwarnings("ignore:The load_credentials_from_dict method:DeprecationWarning")
 def test_a_key_file_that_is_missing_or_half_written_heals(tmp_path: Path, sealed: SealedFile) -> None:
     """[S6], [S7]: it is being rotated; nothing of it is shown."""
     path = tmp_path / "key.json"
