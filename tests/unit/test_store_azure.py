@@ -177,13 +177,13 @@ def test_each_answer_of_the_service_means_what_the_table_says(
 
 def test_an_answer_that_never_comes_is_a_timeout(sealed: SealedFile) -> None:
     def hang(request: Request) -> Answer:
-        time.sleep(2)
+        time.sleep(12)
         return stored()
 
     started = time.monotonic()
     with Answering(hang) as server:
         assert_means(outcome(store(server, read_timeout_secs=0.3), sealed), Heals("timeout"))
-        assert time.monotonic() - started < 1.5
+        assert time.monotonic() - started < 10
         assert len(server.requests) == 1
 
 

@@ -166,14 +166,14 @@ def test_words_in_a_key_do_not_look_like_the_services_answer(tmp_path: Path) -> 
 
 def test_an_answer_that_never_comes_is_a_timeout(sealed: SealedFile) -> None:
     def hang(request: Request) -> Answer:
-        time.sleep(2)
+        time.sleep(12)
         return described(b"frames")
 
     started = time.monotonic()
     with Answering(hang) as server:
         error = outcome(store(server, read_timeout_secs=0.3), sealed)
         assert_means(error, Heals("timeout"))
-        assert time.monotonic() - started < 1.5
+        assert time.monotonic() - started < 10
 
 
 def test_a_cut_connection_and_a_closed_port_are_the_network(sealed: SealedFile) -> None:
