@@ -67,7 +67,9 @@ def start_offset(
     """
     if rewritten is not None:
         return Start(log.log_start, rewritten, expected)
-    if expected is None and vanished is not None and vanished <= log.end:
+    if expected is None and vanished is not None:
+        if vanished > log.end:
+            return Start(log.log_start, "beyond_end", vanished)
         return Start(max(vanished, log.log_start), "committed_offset_vanished", vanished)
     if expected is None:
         first = log.end if reset == "latest" and at_first_start else log.log_start

@@ -83,7 +83,7 @@ def consumer_properties(kafka: Kafka, prefetch_bytes_max: int) -> dict[str, Any]
         "topic.metadata.refresh.interval.ms": max(1_000, int(kafka.topic_refresh_secs * 1_000)),
         "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
         "queued.max.messages.kbytes": max(1, prefetch_bytes_max // 1024),
-        "queued.min.messages": 100_000,
+        "queued.min.messages": 50_000,
         "fetch.max.bytes": max(PARTITION_FETCH_BYTES, min(FETCH_BYTES_MAX, prefetch_bytes_max // 2)),
         "fetch.message.max.bytes": PARTITION_FETCH_BYTES,
         "fetch.wait.max.ms": 100,

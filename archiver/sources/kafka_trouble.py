@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import confluent_kafka as ck
 
@@ -59,12 +59,12 @@ def way_out(code: int) -> str:
 class _Outage:
     since: float
     failures: int = 0
-    said_at: float = float("-inf")
     failed_at: float = 0.0
+    said_at: dict[str, float] = field(default_factory=dict)
 
 
 class Trouble:
-    """Counts failures and says so at once, every 30 s, and once more when it is over. Any thread."""
+    """Counts failures and tells each kind at once and every 30 s, and the end once. From any thread."""
 
     def __init__(self, emit: Emit, clock: Clock) -> None:
         self._emit = emit
@@ -108,7 +108,7 @@ class Trouble:
             outage = self._outage = self._outage or _Outage(since=now)
             outage.failures += 1
             outage.failed_at = now
-            if now - outage.said_at < REPEAT_SECS:
+            if now - outage.said_at.get(code, float("-inf")) < REPEAT_SECS:
                 return
-            outage.said_at = now
+            outage.said_at[code] = now
         self._emit(BrokerTrouble(code=code, detail=detail, way_out=advice))

@@ -314,10 +314,10 @@ def test_a_topic_recreated_while_running_is_read_from_its_beginning(
     kafka.produce(name, of(30, "new"))
     expected = set(of(30, "new"))
     member.until(lambda: expected <= set(member.values()))
-    assert [(e.expected_offset, e.next_offset, e.reason) for e in member.said(OffsetsSkipped)] == [
-        (10, 0, "topic_recreated")
-    ]
-    assert "restarted" in member.kinds() or "revoked" in member.kinds() or "lost" in member.kinds()
+    # where reading stood when it was noticed depends on who was first, the client or our look
+    (skipped,) = member.said(OffsetsSkipped)
+    assert (skipped.next_offset, skipped.reason) == (0, "topic_recreated")
+    assert ("restarted", {TopicPartition(name, 0)}) in member.told
     member.until(lambda: kafka.committed(name, name) == {0: 30})
 
 
