@@ -86,6 +86,7 @@ def s3_options(settings: Settings, destination: Destination) -> S3Options:
         sse=s3.sse,
         kms_key_id=s3.kms_key_id,
         checksum=s3.checksum,
+        ca_bundle=str(s3.ca_bundle) if s3.ca_bundle else None,
         multipart_chunk_bytes=settings.archive.multipart_chunk_size,
         uploads_in_flight_max=settings.buffer.writer_parallelism,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -152,7 +153,9 @@ class S3Options:
     """What the store needs to know; sizes in bytes. `prefix` has no slash at its ends.
 
     Without `access_key_id` the SDK's own chain is asked. `path_style` None: with an endpoint of one's own.
-    `checksum` `none` sends no checksum header; Content-MD5 then guards the way.
+    `checksum` `none` sends no checksum header; Content-MD5 then guards the way. The SDK also ends an
+    upload over a new connection whose bytes nobody takes for `connect_timeout_secs`, so that is no less
+    than what a busy store may need to catch its breath.
     """
 
     bucket: str
@@ -170,7 +173,7 @@ class S3Options:
     ca_bundle: str | None = None
     multipart_chunk_bytes: int = 8 << 20
     uploads_in_flight_max: int = 8
-    connect_timeout_secs: float = 5
+    connect_timeout_secs: float = 30
     read_timeout_secs: float = 60
 
 
@@ -259,7 +262,7 @@ class S3Client:
 
     def _without_secrets(self, text: str) -> str:
         options = self._options
-        for secret in (options.secret_access_key, options.session_token, options.access_key_id):
+        for secret in (options.secret_access_key, options.session_token):
             if secret:
                 text = text.replace(secret, "***")
         return text
@@ -284,7 +287,7 @@ def build_client(options: S3Options) -> Any:
         aws_access_key_id=options.access_key_id,
         aws_secret_access_key=options.secret_access_key,
         aws_session_token=options.session_token,
-        region_name=options.region,
+        region_name=options.region or os.environ.get("AWS_REGION"),  # the SDK reads AWS_DEFAULT_REGION alone
     )
     return session.client("s3", endpoint_url=options.endpoint, verify=options.ca_bundle, config=config)
 

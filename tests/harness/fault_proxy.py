@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -70,7 +71,7 @@ class CutAnswer:
 
 @dataclass(frozen=True)
 class Delay:
-    """Wait before passing the request on."""
+    """Wait before a byte of the body is taken; then the request meets what else is told, or is passed on."""
 
     secs: float
 
@@ -124,9 +125,12 @@ class _Rule:
 
 
 class FaultProxy:
-    """See the module. `requests` holds what came in, in order; rules are tried in the order of telling."""
+    """See the module. `requests` holds what came in, in order; rules are tried in the order of telling.
 
-    def __init__(self, upstream: str | None = None) -> None:
+    `tls` makes it speak https to its clients.
+    """
+
+    def __init__(self, upstream: str | None = None, tls: ssl.SSLContext | None = None) -> None:
         parts = urlsplit(upstream or "")
         self.upstream = (parts.hostname or "", parts.port or 80)
         self.forwards = upstream is not None
@@ -136,9 +140,10 @@ class FaultProxy:
         self._rules: list[_Rule] = []
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
+        self.tls = tls
         self._server: _Server | None = _Server(("127.0.0.1", 0), self)
         self.port: int = self._server.server_address[1]
-        self.endpoint = f"http://127.0.0.1:{self.port}"
+        self.endpoint = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
 
     def fail(self, fault: Fault, when: Callable[[Request], bool] = always, times: int | None = 1) -> None:
         """Let the next `times` requests for which `when` holds meet `fault`; None: all from now on."""
@@ -175,15 +180,29 @@ class FaultProxy:
                 if (not method or r.method == method) and (not query or query in r.query)
             ]
 
-    def fault_for(self, request: Request) -> Fault | None:
-        """Note the request; the fault it meets, which is used up by one."""
+    def note(self, request: Request) -> None:
+        """Remember what came in."""
         with self._lock:
             self.requests.append(request)
-            for rule in self._rules:
-                if rule.times != 0 and rule.when(request):
-                    if rule.times is not None:
-                        rule.times -= 1
-                    return rule.fault
+
+    def faults_for(self, request: Request) -> Iterator[Fault]:
+        """The faults that the request meets; taking one uses it up."""
+        with self._lock:
+            rules = list(self._rules)
+        for rule in rules:
+            with self._lock:
+                if rule.times == 0 or not rule.when(request):
+                    continue
+                if rule.times is not None:
+                    rule.times -= 1
+            yield rule.fault
+
+    def fault_for(self, request: Request) -> Fault | None:
+        """The fault that the request meets, after the delays that are told before it."""
+        for fault in self.faults_for(request):
+            if not isinstance(fault, Delay):
+                return fault
+            self.closing.wait(fault.secs)
         return None
 
     @contextlib.contextmanager
@@ -230,6 +249,8 @@ class _Server(ThreadingHTTPServer):
         self.proxy = proxy
         self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True)
         super().__init__(address, _Handler)
+        if proxy.tls is not None:
+            self.socket = proxy.tls.wrap_socket(self.socket, server_side=True)
 
     def start(self) -> None:
         if not self._thread.is_alive():
@@ -260,7 +281,9 @@ class _Handler(BaseHTTPRequestHandler):
         query = {name: values[0] for name, values in parse_qs(split.query, keep_blank_values=True).items()}
         headers = {name.lower(): value for name, value in self.headers.items()}
         request = Request(self.command, split.path, query, headers, time.monotonic())
-        fault = self.server.proxy.fault_for(request)
+        proxy = self.server.proxy
+        proxy.note(request)
+        fault = proxy.fault_for(request)
         match fault:
             case Answer():
                 self._take_body()
@@ -283,8 +306,6 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PATCH = do_OPTIONS = _serve
 
     def _pass_on(self, fault: Fault | None) -> None:
-        if isinstance(fault, Delay):
-            self.server.proxy.closing.wait(fault.secs)
         answer = self._forward(self._take_body())
         match fault:
             case LoseAnswer():

@@ -70,6 +70,7 @@ def test_options_of_s3_arrive_and_secrets_stay_out_of_sight() -> None:
             sse="aws:kms",
             kms_key_id="key-1",
             checksum="none",
+            ca_bundle=Path("/etc/ssl/acme.pem"),
         ),
     )
     options = s3_options(settings, settings.destination)
@@ -77,6 +78,7 @@ def test_options_of_s3_arrive_and_secrets_stay_out_of_sight() -> None:
     assert (options.endpoint, options.region) == ("https://s3.example.com", "eu-central-1")
     assert (options.secret_access_key, options.session_token) == ("the-secret", "the-token")
     assert (options.path_style, options.checksum, options.storage_class) == (False, "none", "GLACIER_IR")
+    assert options.ca_bundle == "/etc/ssl/acme.pem"
     assert (options.sse, options.kms_key_id) == ("aws:kms", "key-1")
     assert (options.multipart_chunk_bytes, options.uploads_in_flight_max) == (16 << 20, 3)
     assert "the-secret" not in repr(options)

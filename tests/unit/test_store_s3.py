@@ -7,6 +7,7 @@ import hashlib
 import logging
 import re
 import ssl
+import subprocess
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,18 @@ from archiver.stores.answers import Heals, Refuses, Taken
 from archiver.stores.s3 import S3Store
 from archiver.stores.s3_client import ERRORS, KeyInUse, S3Client, S3Options, answer_for
 from tests.contract.store_case import make_sealed
-from tests.harness.fault_proxy import Answer, Drop, Fault, FaultProxy, Hang, Request, Respond, puts, s3_error
+from tests.harness.fault_proxy import (
+    Answer,
+    Delay,
+    Drop,
+    Fault,
+    FaultProxy,
+    Hang,
+    Request,
+    Respond,
+    puts,
+    s3_error,
+)
 from tests.harness.process import free_port
 
 SECRET = "c2VjcmV0LWFjY2Vzcy1rZXktb2YtdGhlLXRlc3Q"
@@ -195,6 +207,33 @@ def test_a_server_without_tls_behind_https_says_so(server: FaultProxy) -> None:
     with pytest.raises(TransientStoreError, match="certificate") as failed:
         client.call("put_object", {"Key": "k", "Body": b"x"})
     assert failed.value.kind == "tls"
+
+
+def test_a_ca_of_ones_own_is_trusted_where_it_is_named(tmp_path: Path) -> None:
+    """[S8]: and only there."""
+    certificate, key = tmp_path / "ca.pem", tmp_path / "ca.key"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=test"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    sealed = make_sealed(tmp_path / "spool", b"frames")
+    with FaultProxy(tls=context) as server:
+        server.fail(Respond(Objects()), times=None)
+        with pytest.raises(TransientStoreError, match=r"s3\.ca_bundle") as failed:
+            put(S3Store(options(server)), sealed)
+        assert failed.value.kind == "tls"
+        put(S3Store(options(server, ca_bundle=str(certificate))), sealed)
+        assert server.seen("PUT")[-1].headers["x-amz-checksum-crc32"]
+        assert "x-amz-trailer" not in server.seen("PUT")[-1].headers
+
+
+def test_a_store_that_stalls_while_it_is_sent_to_is_given_time(server: FaultProxy, tmp_path: Path) -> None:
+    """[S6], case c12: six seconds without taking a byte end no upload."""
+    server.fail(Delay(6), lambda r: r.path.endswith("/events/acme/1") and r.method == "PUT")
+    server.fail(Respond(Objects()), times=None)
+    put(S3Store(options(server, multipart_chunk_bytes=64 << 20)), make_sealed(tmp_path, bytes(30 << 20)))
+    assert len(server.seen("PUT")) == 3  # two of the probe
 
 
 def test_without_any_credentials_the_error_says_so(
