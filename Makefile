@@ -36,8 +36,8 @@ test: setup lint ## everything, with real servers, except chaos and soak
 test-fast: $(READY) ## without servers: unit, contract, simulation; under a minute
 	$(PYTEST) -q -m "not servers and not chaos and not soak" tests/unit tests/contract tests/sim $(ARGS)
 
-sim: $(READY) ## the simulation with fresh seeds: make sim SEEDS=5000
-	SIM_SEEDS=$(or $(SEEDS),5000) $(PYTEST) -q tests/sim $(ARGS)
+sim: $(READY) ## the simulation: fresh seeds (SEEDS=20000), or one schedule told step by step (SEED=7)
+	$(PY) -m tests.sim $(or $(SEED),--seeds $(or $(SEEDS),20000) --from $(or $(FROM),$(shell date +%s)000))
 
 demo: $(READY) ## the daemon at work in under a minute; KEEP=1 leaves it running
 	@$(PY) -m tests.demo $(if $(KEEP),--keep)
