@@ -1,43 +1,50 @@
-"""Pushes a second that the gRPC source takes, beside plain echo servers of the same library.
+"""Records a second that the gRPC source and the archiver take, beside plain echo servers of the library.
 
-    python bench/grpc_bench.py [--secs 3] [--rounds 3] [--senders 16]
+    python -m bench.grpc_bench [--secs 3] [--rounds 3] [--senders 16]
 
 Server and senders are processes of their own; a round runs every server once with every batch size, so
 that noise of the machine meets all of them. Printed is the median over the rounds. The echo servers parse
-the message and answer; the source also queues it, and a thread takes the records out again.
+the message and answer. The source also queues it, and a thread takes the records out again. The archiver
+is the daemon as it runs, with zstd and a `file://` archive; it is stopped and the archived records are
+counted: every answered one must be there.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
+import random
+import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 import grpc
 import grpc.aio
 
+from archiver.codecs import CODECS, read_all
 from archiver.settings.models import Grpc
 from archiver.sources.grpc import SERVICE, GrpcSource
 from archiver.sources.wire import transport_pb2 as wire
 
+ROOT = Path(__file__).parents[1]
 BATCHES = (1, 100, 1000)
-SERVERS = ("echo-aio", "echo-threads", "source")
+SERVERS = ("echo-aio", "echo-threads", "source", "archiver")
 RECORD_BYTES = 416
 OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 16 << 20))
 
 
 def serve(kind: str) -> None:
     """Print the port, serve until stdin ends, print how many records were taken."""
-    {"echo-aio": _echo_aio, "echo-threads": _echo_threads, "source": _source}[kind]()
+    servers = {"echo-aio": _echo_aio, "echo-threads": _echo_threads, "source": _source, "archiver": _archiver}
+    servers[kind]()
 
 
 def _announce(port: int | None) -> None:
@@ -99,36 +106,76 @@ def _source() -> None:
     print(records, flush=True)
 
 
+def _archiver() -> None:
+    with tempfile.TemporaryDirectory(prefix="grpc-bench-") as folder, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        settings = {
+            "DFE_ARCHIVER_TRANSPORT": "grpc",
+            "DFE_ARCHIVER_GRPC_LISTEN": f"127.0.0.1:{port}",
+            "DFE_ARCHIVER_DESTINATION": f"file://{folder}/archive",
+            "DFE_ARCHIVER_SPOOL_DIR": f"{folder}/spool",
+            "METRICS_ADDR": "127.0.0.1:0",
+            "LOG_LEVEL": "error",
+        }
+        argv = [sys.executable, "-m", "archiver", "run"]
+        with subprocess.Popen(argv, env=os.environ | settings, cwd=ROOT, stdin=subprocess.DEVNULL) as daemon:
+            grpc.channel_ready_future(grpc.insecure_channel(f"127.0.0.1:{port}")).result(30)
+            _announce(port)
+            daemon.terminate()
+            daemon.wait()
+        files = Path(folder, "archive").rglob("*.jsonl.zst")
+        print(
+            sum(piece.count(b"\n") for path in files for piece in read_all(path, CODECS["zstd"])), flush=True
+        )
+
+
+def body(seed: int, batch: int) -> bytes:
+    """A push of records of 20 organisations; words drawn at random compress about as logs do."""
+    rng = random.Random(seed)
+    words = [rng.randbytes(rng.randint(2, 5)).hex() for _ in range(2000)]
+    lines = []
+    for _ in range(batch):
+        text = f'{{"_org_id":"org-{rng.randrange(20)}","message":"' + " ".join(rng.choices(words, k=60))
+        lines.append(text[: RECORD_BYTES - 3] + '"}\n')
+    return wire.PushRequest(payload="".join(lines).encode(), format=wire.JSON).SerializeToString()
+
+
 async def send(port: int, batch: int, secs: float, senders: int) -> tuple[int, float]:
     """Accepted pushes and seconds. A refused push is sent again after 10 ms, as senders do."""
-    line = b'{"_org_id":"acme","message":"' + b"a" * (RECORD_BYTES - 32) + b'"}\n'
-    body = wire.PushRequest(payload=line * batch, format=wire.JSON).SerializeToString()
     sent = 0
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         push = channel.unary_unary(f"/{SERVICE}/Push", None, None)
-        await push(body)
-        until = time.monotonic() + secs
+        await push(body(0, batch))
+        until = 0.0
 
-        async def sender() -> None:
+        async def sender(mine: bytes) -> None:
             nonlocal sent
             while time.monotonic() < until:
                 try:
-                    await push(body)
+                    await push(mine)
                     sent += 1
                 except grpc.aio.AioRpcError as error:
                     if error.code() != grpc.StatusCode.UNAVAILABLE:
                         raise
                     await asyncio.sleep(0.01)
 
+        bodies = [body(number, batch) for number in range(senders)]
         began = time.monotonic()
-        await asyncio.gather(*[sender() for _ in range(senders)])
+        until = began + secs
+        await asyncio.gather(*map(sender, bodies))
         return sent, time.monotonic() - began
 
 
 def measure(kind: str, secs: float, senders: int) -> dict[int, float]:
-    """Records a second by batch size. For the source, every accepted record must have been taken."""
+    """Records a second by batch size. What says how many records it has must have all that it accepted."""
     with subprocess.Popen(
-        [sys.executable, __file__, "--serve", kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "bench.grpc_bench", "--serve", kind],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as server:
         assert server.stdin is not None
         assert server.stdout is not None
@@ -140,8 +187,8 @@ def measure(kind: str, secs: float, senders: int) -> dict[int, float]:
             pushed += (sent + 1) * batch
         server.stdin.close()
         rest = server.stdout.read().split()
-    if kind == "source" and int(rest[0]) != pushed:
-        sys.exit(f"pushed and answered {pushed} records, taken {rest[0]}")
+    if rest and int(rest[0]) != pushed:
+        sys.exit(f"{kind}: pushed and answered {pushed} records, found {rest[0]}")
     return rates
 
 
@@ -162,8 +209,9 @@ def main() -> None:
     print(f"{'records a push':>14} {heads}  of the faster echo")
     for batch in BATCHES:
         rates = {kind: statistics.median(run[kind][batch] for run in rounds) for kind in SERVERS}
-        ratio = rates["source"] / max(rates["echo-aio"], rates["echo-threads"])
-        print(f"{batch:>14} " + " ".join(f"{rates[kind]:>19,.0f}" for kind in SERVERS) + f"  {ratio:.2f}")
+        echo = max(rates["echo-aio"], rates["echo-threads"])
+        ratios = "  ".join(f"{rates[kind] / echo:.2f} {kind}" for kind in ("source", "archiver"))
+        print(f"{batch:>14} " + " ".join(f"{rates[kind]:>19,.0f}" for kind in SERVERS) + f"  {ratios}")
 
 
 if __name__ == "__main__":
