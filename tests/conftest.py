@@ -39,7 +39,16 @@ def log_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory, log_dir: Path) -> Iterator[KafkaServer]:
+def servers_wanted(request: pytest.FixtureRequest) -> None:
+    """Skips a test that asks for a server while `-m` leaves servers out (parameters carry no mark)."""
+    if "not servers" in request.config.getoption("markexpr"):
+        pytest.skip("needs a server: make test")
+
+
+@pytest.fixture(scope="session")
+def kafka(
+    servers_wanted: None, tmp_path_factory: pytest.TempPathFactory, log_dir: Path
+) -> Iterator[KafkaServer]:
     """The session's broker. Shared: use topics and groups of your own, and leave it running and thawed."""
     with KafkaServer(tmp_path_factory.mktemp("kafka"), log_dir) as server:
         yield server
