@@ -58,7 +58,7 @@ class GrpcSource:
         self._queue = PushQueue(settings.max_queue_bytes)
         self._listener = _Listener(settings, self._queue)
         self._next_offset = 0
-        self._paused = False
+        self._paused = self._stopping = False
         self._turn = threading.Event()
 
     @property
@@ -73,7 +73,7 @@ class GrpcSource:
     def take(self, timeout_secs: float) -> Sequence[RecordBatch]:
         if (reason := self._listener.died()) is not None:
             raise SourceFatalError(f"the gRPC listener has died: {reason}")
-        if self._paused:
+        if self._paused and not self._stopping:
             self._turn.wait(timeout_secs)
             return ()
         values = self._queue.take(timeout_secs)
@@ -108,7 +108,11 @@ class GrpcSource:
         return self._queue.held_bytes
 
     def stop_taking(self) -> None:
-        """Refuse every push from now on with UNAVAILABLE; those already answered are still handed out."""
+        """Refuse every push from now on with UNAVAILABLE; those already answered are still handed out.
+
+        A pause ends with it: a stop that waits at a bound would lose what was answered [G1].
+        """
+        self._stopping = True
         self._queue.stop()
         self._listener.announce_the_end()
 

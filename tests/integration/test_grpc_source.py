@@ -368,6 +368,15 @@ def test_after_stop_taking_pushes_are_refused_and_answered_ones_are_handed_out(
     assert source.take(0) == ()
 
 
+def test_a_stop_while_paused_still_hands_out_what_was_answered(source: GrpcSource, sender: Sender) -> None:
+    """[G1]: the bound that paused it may never be free again before the process ends."""
+    source.pause()
+    sender.push(b"a")
+    assert source.take(0) == ()
+    source.stop_taking()
+    assert taken(source, 1) == [b"a"]
+
+
 def test_a_stop_under_fire_hands_out_exactly_what_was_answered() -> None:
     """[G1]: every answered record comes out; a refused one does not."""
     with listening() as source:
