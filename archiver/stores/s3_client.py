@@ -32,7 +32,7 @@ _CLOCK = "set this machine's clock: the store refuses requests that are minutes 
 _DENIED = "allow s3:PutObject, s3:GetObject, s3:AbortMultipartUpload and s3:ListBucket"
 
 _THROTTLED = Heals("throttled")
-_SERVER = Heals("server_error")
+_SERVER = Heals("server")
 _TIMEOUT = Heals("timeout")
 _NETWORK = Heals("network")
 _LOGIN = Heals("credentials", way_out=_CREDENTIALS, renew=True)

@@ -306,3 +306,12 @@ def test_a_file_system_that_ignores_case_is_warned_about(tmp_path: Path) -> None
     os.link(tmp_path / "archive" / PROBE_NAME, tmp_path / "archive" / PROBE_NAME.upper())
     store.probe()
     assert events == [CaseInsensitiveStore(path=str(tmp_path / "archive"))]
+
+
+def test_the_page_lists_every_kind_of_error() -> None:
+    """So that an operator finds what the metric says."""
+    page = (Path(__file__).parents[2] / "docs/stores/file.md").read_text()
+    table = page.partition("## When it does not work")[2]
+    rows = [row.split("|")[1] for row in table.split("\n") if "|" in row]
+    kinds = {answer.kind for answer in ERRORS.values() if isinstance(answer, Heals)}
+    assert set(re.findall(r"`([a-z_]+)`", "\n".join(rows))) == kinds | {"integrity"}

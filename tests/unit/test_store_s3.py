@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import logging
 import re
 import ssl
@@ -168,7 +169,7 @@ def test_every_exception_row_names_a_class_of_the_sdk() -> None:
 @pytest.mark.parametrize(
     ("status", "code", "kind"),
     [
-        (500, "NeverHeardOf", "server_error"),
+        (500, "NeverHeardOf", "server"),
         (418, "NeverHeardOf", "other"),
         (400, "KMS.DisabledException", "kms"),
     ],
@@ -545,3 +546,62 @@ def test_nobody_listening_is_trouble_of_the_network() -> None:
     with pytest.raises(TransientStoreError) as failed:
         client.call("head_object", {"Key": "k"})
     assert failed.value.kind == "network"
+
+
+# --- the documentation ------------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[2] / "docs/stores/s3.md"
+
+
+def test_the_page_lists_every_kind_of_error() -> None:
+    """So that an operator finds what the metric says."""
+    kinds = {answer.kind for answer in ERRORS.values() if isinstance(answer, Heals)}
+    kinds |= {"kms", "other", "conflict", "local_limit"}
+    table = PAGE.read_text().partition("## When it does not work")[2]
+    listed = set(
+        re.findall(r"`([a-z_]+)`", "\n".join(row.split("|")[1] for row in table.split("\n") if "|" in row))
+    )
+    assert listed == kinds
+
+
+def test_the_policy_on_the_page_allows_what_is_asked_for_and_nothing_else(
+    server: FaultProxy, tmp_path: Path
+) -> None:
+    """[S9]: seen on the wire over uploads of both kinds, a taken key and a failed upload."""
+    started = b"<InitiateMultipartUploadResult><UploadId>u-1</UploadId></InitiateMultipartUploadResult>"
+    server.fail(Answer(200, started), lambda r: "uploads" in r.query)
+    server.fail(s3_error(503, "SlowDown"), lambda r: "partNumber" in r.query, times=2)
+    server.fail(Answer(204), lambda r: r.method == "DELETE")
+    server.fail(Respond(Objects()), times=None)
+    store = S3Store(options(server))
+    put(store, make_sealed(tmp_path, b"small"), "a")
+    with pytest.raises(KeyTakenError):
+        put(store, make_sealed(tmp_path, b"small"), "a")
+    with pytest.raises(TransientStoreError):
+        put(store, make_sealed(tmp_path, bytes(CHUNK + 1)), "b")
+    actions = {"PUT": "s3:PutObject", "POST": "s3:PutObject", "HEAD": "s3:GetObject"}
+    used = {actions.get(r.method, "") for r in server.requests if r.method != "DELETE"}
+    used |= {"s3:AbortMultipartUpload" for r in server.seen("DELETE") if "uploadId" in r.query}
+    assert all("uploadId" in request.query for request in server.seen("DELETE")), "no object is deleted"
+    policy = json.loads(PAGE.read_text().partition("```json\n")[2].partition("```")[0])
+    objects, bucket = policy["Statement"]
+    assert set(objects["Action"]) == used
+    assert bucket["Action"] == "s3:ListBucket"
+
+
+def test_without_the_right_to_list_uploads_work_too(server: FaultProxy, tmp_path: Path) -> None:
+    """S3 then answers 403 to a look at a free key, also before a second attempt."""
+    objects = Objects()
+
+    def answer(request: Request, body: bytes) -> Answer:
+        told = objects(request, body)
+        return Answer(403) if request.method == "HEAD" and told.status == 404 else told
+
+    server.fail(Respond(answer), times=2)  # the probe
+    server.fail(s3_error(503, "SlowDown"), puts)
+    server.fail(Respond(answer), times=None)
+    store, sealed = S3Store(options(server)), make_sealed(tmp_path, b"frames")
+    with pytest.raises(TransientStoreError):
+        put(store, sealed)
+    put(store, sealed)
+    assert objects.bodies["/archive/night/events/acme/1"] == b"frames"
