@@ -6,11 +6,12 @@ import errno
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -111,26 +112,55 @@ def test_a_crash_at_any_step_leaves_the_key_absent_or_whole(
     assert (root / str(sealed.key)).read_bytes() == DATA
 
 
+def put_by_a_process(
+    sealed: SealedFile, root: Path, step: str = "del step", tracer: Sequence[str] = ()
+) -> int:
+    """Put in a process of its own, `step` being the body of its step hook; returns its exit status."""
+    script = textwrap.dedent(f"""
+        import os, signal
+        from pathlib import Path
+        from archiver.stores.file import FileStore
+        from archiver.domain.sealed import SealedFile, ObjectKey, Checksums
+        def hook(step):
+            {step}
+        path, key = Path({str(sealed.path)!r}), ObjectKey("a/b", "3f9a", "jsonl")
+        checksums = Checksums({sealed.checksums.crc32})
+        sealed = SealedFile(1, path, key, {sealed.size}, checksums, 1, 1, "none", "ab")
+        FileStore(Path({str(root)!r}), step=hook).put(sealed, "a/b", {{}})
+    """)
+    return subprocess.run([*tracer, sys.executable, "-c", script], timeout=60, check=False).returncode
+
+
 def test_a_killed_process_leaves_no_copy_behind_where_copies_have_no_name(tmp_path: Path) -> None:
     """[S2]: `O_TMPFILE`; killed for real, in the middle of the copy."""
     with other_file_system() as folder:
-        sealed = sealed_file(tmp_path)
-        script = textwrap.dedent(f"""
-            import os, signal
-            from pathlib import Path
-            from archiver.stores.file import FileStore
-            from archiver.domain.sealed import SealedFile, ObjectKey, Checksums
-            def kill(step):
-                if step == "compare":
-                    os.kill(os.getpid(), signal.SIGKILL)
-            path, key = Path({str(sealed.path)!r}), ObjectKey("a/b", "3f9a", "jsonl")
-            checksums = Checksums({sealed.checksums.crc32})
-            sealed = SealedFile(1, path, key, {sealed.size}, checksums, 1, 1, "none", "ab")
-            FileStore(Path({str(folder)!r}), step=kill).put(sealed, "a/b", {{}})
-        """)
-        ended = subprocess.run([sys.executable, "-c", script], timeout=30, check=False)
-        assert ended.returncode == -signal.SIGKILL
+        kill = 'os.kill(os.getpid(), signal.SIGKILL) if step == "compare" else None'
+        assert put_by_a_process(sealed_file(tmp_path), folder, kill) == -signal.SIGKILL
         assert [p for p in folder.rglob("*") if p.is_file()] == []
+
+
+def test_what_is_named_is_on_disk_first_and_the_name_is_too_at_the_end(
+    tmp_path: Path, place: tuple[Path, bool]
+) -> None:
+    """[S2], [D7]: seen in the system calls: fsync of the bytes, then the link, then fsync of its folder."""
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("needs strace")
+    trace = tmp_path / "trace"
+    calls = "trace=fsync,fdatasync,link,linkat,mkdir"
+    sealed = sealed_file(tmp_path)
+    if put_by_a_process(sealed, place[0], tracer=[strace, "-y", "-o", str(trace), "-e", calls]):
+        pytest.skip("needs the right to trace a process")
+    lines = [
+        line for line in trace.read_text().splitlines() if str(place[0]) in line or str(sealed.path) in line
+    ]
+    link = max(n for n, line in enumerate(lines) if line.startswith("link"))
+    bytes_of = str(sealed.path) if place[0].is_relative_to(tmp_path) else f"{place[0]}/a/#"
+    assert any(line.startswith("fsync") and bytes_of in line for line in lines[:link])
+    assert f"<{place[0]}/a>" in lines[-1]
+    assert lines[-1].startswith("fsync")
+    made = next(n for n, line in enumerate(lines) if line.startswith("mkdir") and f'{place[0]}/a"' in line)
+    assert any(line.startswith("fsync") and f"<{place[0]}>" in line for line in lines[made:link])
 
 
 def test_a_named_copy_carries_the_writer_id_and_ends_in_tmp(tmp_path: Path) -> None:
