@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 from archiver.domain.sealed import ObjectKey
 from archiver.errors import ConfigError
@@ -67,14 +67,14 @@ class KeyTemplate:
 
     def expand(self, unix_secs: float, seq: str = "") -> str:
         """The template at a time, UTC and zero-padded; `seq` fills `{seq}`."""
-        utc = time.gmtime(int(unix_secs))
+        utc = datetime.fromtimestamp(int(unix_secs), UTC)
         return self.text.format_map(
             {
-                "year": f"{utc.tm_year:04d}",
-                "month": f"{utc.tm_mon:02d}",
-                "day": f"{utc.tm_mday:02d}",
-                "hour": f"{utc.tm_hour:02d}",
-                "minute": f"{utc.tm_min:02d}",
+                "year": f"{utc.year:04d}",
+                "month": f"{utc.month:02d}",
+                "day": f"{utc.day:02d}",
+                "hour": f"{utc.hour:02d}",
+                "minute": f"{utc.minute:02d}",
                 "timestamp": str(int(unix_secs)),
                 "seq": seq,
             }

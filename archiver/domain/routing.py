@@ -120,24 +120,23 @@ class _Columns:
         self._places = _tops(paths)
         self._prefer_raw = False
 
-    def keys(self, values: Sequence[bytes]) -> list[Key]:
-        """One key per value; never raises for what a value holds."""
-        keys = self._together(values)
+    def keys(self, values: Sequence[bytes], joined: bytes) -> list[Key]:
+        """One key per value; never raises for what a value holds. `joined` is the values as lines."""
+        keys = self._together(values, joined)
         if keys is not None:
             return keys
         if len(values) <= ONE_BY_ONE_MAX:
             return [self.key(value) for value in values]
-        half = len(values) // 2
-        return self.keys(values[:half]) + self.keys(values[half:])
+        halves = values[: len(values) // 2], values[len(values) // 2 :]
+        return [key for half in halves for key in self.keys(half, b"\n".join(half))]
 
-    def _together(self, values: Sequence[bytes]) -> list[Key] | None:
+    def _together(self, values: Sequence[bytes], joined: bytes) -> list[Key] | None:
         """All in one call, or None where that is not provably right."""
         try:
             if set(map(_ends, values)) != _BRACES:
                 return None
         except IndexError:  # an empty value has no ends
             return None
-        joined = b"\n".join(values)
         attempts = (self._text_column, self._raw_column)
         for attempt in reversed(attempts) if self._prefer_raw else attempts:
             keys = attempt(joined, len(values))
@@ -254,13 +253,14 @@ class Router:
         return routes[self._columns.key(value) if self._columns else ()]
 
     def _route(self, topic: str, values: Sequence[bytes], offsets: Sequence[int], routed: Routed) -> None:
-        routed.multiline = _multiline(values)
+        joined = b"\n".join(values)
+        routed.multiline = _multiline(values, joined)
         routes = self._routes_of(topic)
         if self._columns is None:
             span = Span(offsets[0], offsets[-1], len(values))
             routed.slices.append(Slice(routes[()], list(values), _bytes_of(values), span))
             return
-        keys = self._columns.keys(values)
+        keys = self._columns.keys(values, joined)
         column = list(map(routes.__getitem__, keys))
         groups: defaultdict[str, list[bytes]] = defaultdict(list)
         for route, value in zip(column, values, strict=True):
@@ -335,9 +335,9 @@ def _bytes_of(values: Sequence[bytes]) -> int:
     return sum(map(len, values)) + len(values)
 
 
-def _multiline(values: Sequence[bytes]) -> int:
-    """How many values hold a newline [F6]; the count of all newlines decides whether to look closer."""
-    if b"".join(values).count(b"\n") == 0:
+def _multiline(values: Sequence[bytes], joined: bytes) -> int:
+    """How many values hold a newline [F6]; the newlines of all of them decide whether to look closer."""
+    if joined.count(b"\n") == len(values) - 1:
         return 0
     return sum(b"\n" in value for value in values)
 
