@@ -219,7 +219,7 @@ def test_what_a_call_had_popped_when_it_served_a_rebalance_is_not_in_the_positio
     helper = threading.Thread(target=meanwhile)
     helper.start()
     first.turn(2.5, count=100_000)
-    first.until(lambda: inside and len(first.records) >= 30)
+    first.until(lambda: inside and len(first.records) >= 30 and len(second.records) >= 10)
     stop.set()
     helper.join()
     ((_, gone),) = next(parts for kind, parts, _ in first.told if kind == "revoked")
