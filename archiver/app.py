@@ -24,6 +24,7 @@ from archiver.events import LeftoversFound, Started
 from archiver.inbox import QueueInbox
 from archiver.pipeline import Archiver, Parts, Policy
 from archiver.ports import Clock, DeadLetters, Emit, Inbox, Ledger, RollRequested, Source, WorkerDied
+from archiver.retention import RetentionWatch
 from archiver.settings.models import Settings
 from archiver.settings.secrets import secret_values
 from archiver.snapshot import Snapshot
@@ -119,7 +120,7 @@ def _build(settings: Settings, telemetry: Telemetry, stack: ExitStack) -> Archiv
         clock=clock,
         disk=spool,
         emit=emit,
-        publish=lambda archiver: telemetry.status.publish(snapshot.of(archiver)),
+        publish=_publisher(snapshot, telemetry, clock),
         beat=telemetry.status.turned,
     )
     archiver = Archiver(parts, _policy(settings))
@@ -127,6 +128,18 @@ def _build(settings: Settings, telemetry: Telemetry, stack: ExitStack) -> Archiv
     _tell_start(settings, emit, keys, leftovers)
     archiver.adopt(leftovers.sealed)
     return archiver
+
+
+def _publisher(snapshot: Snapshot, telemetry: Telemetry, clock: Clock) -> Callable[[Archiver], None]:
+    """What the loop calls about once a second."""
+    retention = RetentionWatch(telemetry.emit)
+
+    def publish(archiver: Archiver) -> None:
+        status = snapshot.of(archiver)
+        telemetry.status.publish(status)
+        retention.look(status.partitions, clock.monotonic())
+
+    return publish
 
 
 def _policy(settings: Settings) -> Policy:

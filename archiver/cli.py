@@ -80,6 +80,23 @@ def check(config: ConfigOption = None, overrides: SetOption = None) -> None:
     _finish(work)
 
 
+@commands.command()
+def status(
+    url: Annotated[
+        str, typer.Option("--url", help="Where the archiver's HTTP port is.")
+    ] = "http://127.0.0.1:9090",
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every few seconds.")] = False,
+) -> None:
+    """Show what a running archiver is doing: partitions, files, bounds, last errors."""
+
+    def work() -> int:
+        from archiver.telemetry.terminal import show
+
+        return show(url, watch)
+
+    _finish(work)
+
+
 @config_commands.command("show")
 def config_show(config: ConfigOption = None, overrides: SetOption = None) -> None:
     """Print the settings in effect and where each came from; secrets are masked."""

@@ -25,10 +25,6 @@ class StartProbe:
         """None once the store has answered."""
         return self._problem
 
-    def stored_something(self) -> None:
-        """An upload has succeeded: whatever the probe found, the store is there."""
-        self._problem = None
-
     def stop(self) -> None:
         """Try no more."""
         self._stopping.set()
