@@ -67,6 +67,7 @@ ERRORS: dict[int, Answer] = {
     errno.EIO: Heals("io"),
     errno.ENOENT: Heals("missing_directory", whole_store=False),
     errno.ENOTDIR: Heals("not_a_directory", whole_store=False, way_out="a file is where a folder belongs"),
+    errno.EEXIST: Heals("not_a_directory", whole_store=False, way_out="a file is where a folder belongs"),
     errno.ELOOP: Heals("not_a_directory", whole_store=False),
     errno.EMFILE: Heals("local_limit", way_out="raise the limit of open files"),
     errno.ENFILE: Heals("local_limit", way_out="raise the limit of open files"),
