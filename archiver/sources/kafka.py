@@ -25,9 +25,10 @@ from archiver.sources.kafka_client import admin_properties, consumer_properties,
 from archiver.sources.kafka_columns import batches, split_events
 from archiver.sources.kafka_commits import Commits
 from archiver.sources.kafka_lookout import Carried, Lookout
-from archiver.sources.kafka_offsets import client_partition, our_partitions, wait_until_committed
-from archiver.sources.kafka_starts import NEW, Found, Starts, Wanted
-from archiver.sources.kafka_topics import Listing, Selection, Subscription
+from archiver.sources.kafka_offsets import our_partitions, wait_until_committed
+from archiver.sources.kafka_partitions import Partitions
+from archiver.sources.kafka_starts import Starts
+from archiver.sources.kafka_topics import Selection, Subscription
 from archiver.sources.kafka_trouble import FATAL, Trouble, way_out
 
 TAKE_RECORDS = 1_000
@@ -35,10 +36,7 @@ TAKE_RECORDS = 1_000
 TAKE_SECS_MAX = 0.05
 """`consume` waits for all it was asked for, so the last records of a burst wait this long."""
 PREFETCH_BYTES_MAX = 64 << 20
-ASSIGN_ANSWER_SECS = 5.0
-"""How long a rebalance waits for each answer about start offsets; then it goes on without them."""
-RETRY_ANSWER_SECS = 1.0
-RETRY_SECS = 1.0
+LEARN_SECS = 1.0
 
 _UNREADABLE = frozenset({ck.KafkaError._AUTO_OFFSET_RESET, ck.KafkaError._LOG_TRUNCATION})
 
@@ -72,12 +70,8 @@ class KafkaSource:
         self._subscription = Subscription()
         self._listing_number = 0
         self._died = Carried()
-        self._active: set[TopicPartition] = set()
-        self._readable: list[ck.TopicPartition] = []  # those of `_active` whose position means something
-        self._pending: dict[TopicPartition, Wanted] = {}
-        self._retry_at = 0.0
-        self._first_marks: dict[TopicPartition, int] = {}
-        self._joined = self._paused = self._stopping = self._closing = self._taking = False
+        self._started = False
+        self._joined = self._stopping = self._closing = self._taking = False
 
     def start(self, listener: PartitionListener) -> None:
         """Make the clients and begin to look for topics; the group is joined once there are some.
@@ -94,13 +88,17 @@ class KafkaSource:
         except ck.KafkaException as refused:
             raise SourceFatalError(f"the Kafka client does not take the settings: {refused}") from refused
         self._listener = listener
-        self._assignment = Assignment(self._consumer, eager=is_eager(properties))
         self._commits = Commits(self._consumer, listener, self._clock)
         self._starts = Starts(self._consumer, self._admin, kafka.auto_offset_reset)
+        assignment = Assignment(self._consumer, eager=is_eager(properties))
+        self._partitions = Partitions(
+            assignment, self._starts, self._commits, listener, self._emit, self._clock
+        )
         self._lookout = Lookout(
             self._admin, self._selection, kafka.topic_refresh_secs, self._trouble, self._clock
         )
         self._lookout.start()
+        self._started = True
 
     # --- records ----------------------------------------------------------------------------
 
@@ -108,8 +106,9 @@ class KafkaSource:
         """See `ports.Source`. Returns after 50 ms at most unless a rebalance is served meanwhile."""
         self._raise_if_dead()
         self._follow_topics()
-        self._place_pending()
-        self._commit_first_marks()
+        if self._partitions.place_pending():
+            self._watch()
+        self._partitions.commit_first_marks()
         self._commits.complain()
         self._notice_joining()
         self._taking = True
@@ -124,9 +123,8 @@ class KafkaSource:
         records, events = split_events(messages)
         for event in events:
             self._notice(event)
-        taken = batches(records, self._active)
-        for batch in taken:
-            self._assignment.passed(batch.partition, batch.offsets[-1] + 1)
+        taken = batches(records, self._partitions.active)
+        self._partitions.handed_out(taken)
         return taken
 
     def positions(self) -> Mapping[TopicPartition, int]:
@@ -135,9 +133,9 @@ class KafkaSource:
         Empty inside a listener's callback: the client counts records there that this `take` has not
         returned yet, and drops those of a partition that goes without ever returning them.
         """
-        if self._taking or not self._readable:
+        if self._taking or not self._partitions.readable:
             return {}
-        told = self._consumer.position(self._readable)
+        told = self._consumer.position(self._partitions.readable)
         return {TopicPartition(p.topic, p.partition): p.offset for p in told if p.offset >= 0}
 
     def queued_bytes(self) -> int:
@@ -147,15 +145,11 @@ class KafkaSource:
 
     def pause(self) -> None:
         """See `ports.Source`."""
-        if not self._paused:
-            self._paused = True
-            self._set_flow()
+        self._partitions.let_flow(False)
 
     def resume(self) -> None:
         """See `ports.Source`."""
-        if self._paused:
-            self._paused = False
-            self._set_flow()
+        self._partitions.let_flow(not self._stopping)
 
     # --- commits ----------------------------------------------------------------------------
 
@@ -193,17 +187,19 @@ class KafkaSource:
             return "not joined: there is no topic to archive yet"
         if not self._joined:
             return f"not joined: waiting for group {self._kafka.group_id}"
-        if self._pending:
-            return f"the broker has not told yet where {len(self._pending)} partitions start"
+        if pending := len(self._partitions.pending):
+            return f"the broker has not told yet where {pending} partitions go on"
         return None
 
     def stop_taking(self) -> None:
         """See `ports.Source`: pauses for good, and stays in the group."""
         self._stopping = True
-        self._set_flow()
+        self._partitions.let_flow(False)
 
     def close(self, timeout_secs: float) -> None:
         """Leave the group, in `timeout_secs` at most: without a broker the client would wait longer."""
+        if not self._started:
+            return
         self._closing = True
         deadline = self._clock.monotonic() + timeout_secs
         leaving = threading.Thread(target=self._leave, name="kafka-leave", daemon=True)
@@ -219,11 +215,6 @@ class KafkaSource:
         self._died.check()
         self._lookout.died.check()
 
-    def _set_flow(self) -> None:
-        readable = self._active - self._pending.keys()
-        self._readable = [client_partition(partition) for partition in readable]
-        self._assignment.let_flow(() if self._paused or self._stopping else readable)
-
     # --- topics -----------------------------------------------------------------------------
 
     def _follow_topics(self) -> None:
@@ -231,7 +222,7 @@ class KafkaSource:
         if listing is None or listing.number == self._listing_number or self._stopping:
             return
         existing = [TopicPartition(t, p) for t, count in listing.partitions.items() for p in range(count)]
-        if not self._starts.learn_first(existing, RETRY_ANSWER_SECS):
+        if not self._starts.learn_first(existing, LEARN_SECS):
             return
         self._listing_number = listing.number
         for topic in listing.missing:
@@ -241,7 +232,7 @@ class KafkaSource:
             total = len(self._subscription.topics)
             self._emit(TopicsChanged(tuple(sorted(added)), tuple(sorted(removed)), total))
             self._subscribe()
-        self._notice_recreated(listing)
+        self._partitions.compare_ids(listing.ids)
 
     def _subscribe(self) -> None:
         topics = sorted(self._subscription.topics)
@@ -251,14 +242,6 @@ class KafkaSource:
         self._consumer.subscribe(
             topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
-
-    def _notice_recreated(self, listing: Listing) -> None:
-        """A topic made anew keeps its partitions assigned and its positions, but means other records."""
-        for partition in self._active:
-            now, before = listing.ids.get(partition.topic), self._commits.ids.get(partition.topic)
-            if now is not None and before is not None and now != before:
-                position = self._assignment.position(partition)
-                self._pending[partition] = Wanted(position, "topic_recreated")
 
     def _notice_joining(self) -> None:
         """A member without partitions has joined too, though the consumer protocol does not say so."""
@@ -270,75 +253,18 @@ class KafkaSource:
         elif member_id:
             self._lookout.await_member(self._kafka.group_id, member_id)
 
-    # --- start offsets ----------------------------------------------------------------------
-
-    def _place_pending(self) -> None:
-        """Ask again where partitions go on that could not be placed, or that cannot be read on."""
-        if not self._pending or self._clock.monotonic() < self._retry_at:
-            return
-        found = self._starts.find(self._pending, RETRY_ANSWER_SECS)
-        self._retry_at = self._clock.monotonic() + RETRY_SECS
-        if not found:
-            return
-        wanted = {partition: self._pending.pop(partition) for partition in found}
-        self._assignment.move({partition: place.start.offset for partition, place in found.items()})
-        self._begin({p: place for p, place in found.items() if wanted[p].position is None})
-        self._go_on({p: place for p, place in found.items() if wanted[p].position is not None})
-        self._set_flow()
-
-    def _begin(self, found: Mapping[TopicPartition, Found]) -> None:
-        """New partitions of ours, placed."""
-        for partition, place in found.items():
-            self._tell(partition, place)
-            self._active.add(partition)
-            self._commits.assigned(partition, place.committed, place.topic_id)
-            if place.at_first_start and place.committed is None:
-                # otherwise a restart before the first commit would skip what came meanwhile
-                self._first_marks[partition] = place.start.offset
-        self._lookout.watch(frozenset(self._active))
-        if found:
-            self._listener.assigned({partition: place.committed for partition, place in found.items()})
-
-    def _go_on(self, found: Mapping[TopicPartition, Found]) -> None:
-        """Partitions that stay ours and are read on elsewhere."""
-        anew = frozenset(partition for partition, place in found.items() if place.start.anew)
-        for partition, place in found.items():
-            self._tell(partition, place)
-            if partition in anew:
-                self._starts.forget(partition)
-                self._first_marks.pop(partition, None)
-                self._commits.assigned(partition, None, place.topic_id)
-        if anew:
-            self._listener.restarted(anew)
-
-    def _tell(self, partition: TopicPartition, place: Found) -> None:
-        for event in place.events(partition):
-            self._emit(event)
-
-    def _commit_first_marks(self) -> None:
-        """`latest` chose the end for a new group: commit that, so the choice outlives the process [D9]."""
-        if self._first_marks and self._commits.start(self._first_marks):
-            self._first_marks = {}
-
     # --- what librdkafka tells --------------------------------------------------------------
 
     def _on_assign(self, _consumer: ck.Consumer, assigned: list[Any]) -> None:
         with self._died:
             self._joined = True
-            partitions = our_partitions(assigned)
-            wanted = dict.fromkeys(() if self._closing else partitions, NEW)
-            found = self._starts.find(wanted, ASSIGN_ANSWER_SECS)
-            self._pending.update({p: NEW for p in wanted if p not in found})
-            # those that could not be placed are paused, whatever offset stands here
-            offsets = {p: place.start.offset for p, place in found.items()}
-            self._assignment.add({p: offsets.get(p, ck.OFFSET_END) for p in partitions})
-            self._begin(found)
-            self._set_flow()
+            self._partitions.add(our_partitions(assigned), leaving=self._closing)
+            self._watch()
 
     def _on_revoke(self, _consumer: ck.Consumer, revoked: list[Any]) -> None:
         with self._died:
             partitions = our_partitions(revoked)
-            ours = self._active.intersection(partitions)
+            ours = self._partitions.active.intersection(partitions)
             if ours and not self._closing:
                 self._listener.revoked(frozenset(ours))
             self._let_go(partitions)
@@ -346,7 +272,7 @@ class KafkaSource:
     def _on_lost(self, _consumer: ck.Consumer, lost: list[Any]) -> None:
         with self._died:
             partitions = our_partitions(lost)
-            ours = self._active.intersection(partitions)
+            ours = self._partitions.active.intersection(partitions)
             self._joined = False
             self._commits.dropped(frozenset(partitions))
             if ours and not self._closing:
@@ -354,14 +280,11 @@ class KafkaSource:
             self._let_go(partitions)
 
     def _let_go(self, partitions: Sequence[TopicPartition]) -> None:
-        self._active.difference_update(partitions)
-        for partition in partitions:
-            self._pending.pop(partition, None)
-            self._first_marks.pop(partition, None)
-        self._commits.dropped(frozenset(partitions))
-        self._assignment.remove(partitions)
-        self._set_flow()
-        self._lookout.watch(frozenset(self._active))
+        self._partitions.remove(partitions)
+        self._watch()
+
+    def _watch(self) -> None:
+        self._lookout.watch(frozenset(self._partitions.active))
 
     def _on_commit(self, error: ck.KafkaError | None, partitions: list[Any]) -> None:
         with self._died:
@@ -389,10 +312,9 @@ class KafkaSource:
         error: Any = event.error()
         code = error.code()
         partition = TopicPartition(event.topic() or "", event.partition())
-        if code in _UNREADABLE and partition in self._active:
+        if code in _UNREADABLE:
             cut = code == ck.KafkaError._LOG_TRUNCATION
-            self._pending[partition] = Wanted(event.offset(), "log_truncated" if cut else None)
-            self._set_flow()
-        elif code not in _UNREADABLE and code != ck.KafkaError.UNKNOWN_TOPIC_OR_PART:
+            self._partitions.unreadable(partition, event.offset(), "log_truncated" if cut else None)
+        elif code != ck.KafkaError.UNKNOWN_TOPIC_OR_PART:
             self._on_error(error)  # a topic that is gone is told by the lookout
             self._raise_if_dead()

@@ -137,10 +137,17 @@ class Lookout:
         if ranges:
             self._trouble.answered()
         else:
-            self._trouble.unanswered("a request for the ends of our partitions")
+            self._check_that_it_answers("a request for the ends of our partitions")
         seen = {p: BrokerView(log.log_start, log.end) for p, log in ranges.items()}
         if watched == self._watched:
             self.view = dict(self.view) | seen
+
+    def _check_that_it_answers(self, question: str) -> None:
+        """No answer about our partitions may only mean that their topic is gone."""
+        try:
+            self._admin.list_topics(timeout=ANSWER_SECS)
+        except ck.KafkaException:
+            self._trouble.unanswered(question)
 
     def _look_for_member(self) -> None:
         if self._member is None:
