@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from archiver.errors import FatalError
+from archiver.pipeline import Policy
 from tests.sim.world import Killed, Process, Violation, World, draw_policy
 
 FAULTY_TURNS = 120
@@ -20,13 +21,21 @@ def run_schedule(seed: int, plant: Plant | None = None, story: list[str] | None 
     world = World(seed, story)
     policy = draw_policy(world.rng)
     try:
-        turns = 0
+        turns, alive = 0, False
         while turns < FAULTY_TURNS:
-            turns += _live(world, Process(world, policy), plant, FAULTY_TURNS - turns)
+            process = Process(world, policy)
+            lasted, alive = _live(world, process, plant, FAULTY_TURNS - turns)
+            turns += lasted
         world.calm = True
         world.broker.produce(world.broker.to_produce)
-        process = Process(world, policy)
-        _settle(world, process, plant)
+        if not alive or world.rng.random() < 0.5:  # a life that goes on must recover without a restart
+            process = _new_life(world, policy, plant)
+        try:
+            _settle(world, process)
+        except FatalError as error:  # of a fault that struck before the calm
+            world.note(f"fatal: {error}")
+            process.archiver.finish()
+            _settle(world, _new_life(world, policy, plant))
         _check_end(world)
     except Violation as violation:
         violation.add_note(f"seed {seed}; trace: make sim SEED={seed}")
@@ -34,8 +43,11 @@ def run_schedule(seed: int, plant: Plant | None = None, story: list[str] | None 
     return world
 
 
-def _live(world: World, process: Process, plant: Plant | None, most: int) -> int:
-    """One life under faults; the turns it lasted. Ends by kill, fatal error or a request to stop."""
+def _live(world: World, process: Process, plant: Plant | None, most: int) -> tuple[int, bool]:
+    """One life under faults: the turns it lasted, and whether it goes on.
+
+    It ends by kill, fatal error or a request to stop.
+    """
     archiver = process.archiver
     turn = 0
     try:
@@ -50,6 +62,8 @@ def _live(world: World, process: Process, plant: Plant | None, most: int) -> int
                 archiver.stop("request")
                 archiver.finish()
                 break
+        else:
+            return max(turn, 1), True
     except Killed:
         _die(world, process)
     except FatalError as error:
@@ -58,9 +72,22 @@ def _live(world: World, process: Process, plant: Plant | None, most: int) -> int
             archiver.finish()
         except Killed:
             _die(world, process)
+    _end_life(world)
+    return max(turn, 1), False
+
+
+def _end_life(world: World) -> None:
     world.restarts += 1
     world.broker.owned.clear()
-    return max(turn, 1)
+
+
+def _new_life(world: World, policy: Policy, plant: Plant | None) -> Process:
+    _end_life(world)
+    process = Process(world, policy)
+    if plant is not None:
+        plant(process)
+    process.archiver.start()
+    return process
 
 
 def _die(world: World, process: Process) -> None:
@@ -70,10 +97,7 @@ def _die(world: World, process: Process) -> None:
             world.store.put(sealed, outcome)
 
 
-def _settle(world: World, process: Process, plant: Plant | None) -> None:
-    if plant is not None:
-        plant(process)
-    process.archiver.start()
+def _settle(world: World, process: Process) -> None:
     for _ in range(CALM_TURNS_MAX):
         process.archiver.turn()
         _check_turn(process)
