@@ -1,0 +1,176 @@
+"""Partitions whose start the broker does not tell at once, and logs that begin anew [D9]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import pytest
+
+from archiver.domain.batch import RecordBatch, TopicPartition
+from archiver.domain.offsets import LogRange, start_offset
+from archiver.events import Event, NoCommittedOffset, OffsetsSkipped
+from archiver.sources.kafka_assignment import Assignment
+from archiver.sources.kafka_commits import Commits
+from archiver.sources.kafka_partitions import RETRY_SECS, Partitions
+from archiver.sources.kafka_starts import Found, Wanted
+
+P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
+LOG = LogRange(0, 100)
+
+
+class Group:
+    """Consumer, listener, clock and broker in one: keeps what the client would, answers as told."""
+
+    def __init__(self, *, eager: bool = False) -> None:
+        self.at: dict[TopicPartition, int] = {}
+        self.paused: set[TopicPartition] = set()
+        self.committed: list[dict[TopicPartition, int]] = []
+        self.told: list[tuple[str, Any]] = []
+        self.events: list[Event] = []
+        self.answers: dict[TopicPartition, Found] = {}
+        self.forgotten: list[TopicPartition] = []
+        self.now = 0.0
+        me = cast(Any, self)
+        commits = Commits(me, me, me)
+        self.partitions = Partitions(Assignment(me, eager=eager), me, commits, me, self.events.append, me)
+
+    # the client
+    def assign(self, partitions: list[Any]) -> None:
+        self.at = {}
+        self.incremental_assign(partitions)
+
+    def incremental_assign(self, partitions: list[Any]) -> None:
+        for p in partitions:
+            assert (p.topic, p.partition) not in self.at
+            self.at[TopicPartition(p.topic, p.partition)] = p.offset
+
+    def unassign(self) -> None:
+        self.at = {}
+
+    def incremental_unassign(self, partitions: list[Any]) -> None:
+        for p in partitions:
+            del self.at[TopicPartition(p.topic, p.partition)]
+
+    def pause(self, partitions: list[Any]) -> None:
+        self.paused |= {TopicPartition(p.topic, p.partition) for p in partitions}
+
+    def resume(self, partitions: list[Any]) -> None:
+        self.paused -= {TopicPartition(p.topic, p.partition) for p in partitions}
+
+    def commit(self, *, offsets: list[Any], asynchronous: bool) -> None:
+        assert asynchronous
+        self.committed.append({TopicPartition(p.topic, p.partition): p.offset for p in offsets})
+
+    # the broker's answers
+    def find(
+        self, wanted: Mapping[TopicPartition, Wanted], timeout_secs: float
+    ) -> dict[TopicPartition, Found]:
+        return {p: self.answers[p] for p in wanted if p in self.answers}
+
+    def forget(self, partition: TopicPartition) -> None:
+        self.forgotten.append(partition)
+
+    # the listener
+    def assigned(self, committed: Mapping[TopicPartition, int | None]) -> None:
+        self.told.append(("assigned", dict(committed)))
+
+    def restarted(self, partitions: frozenset[TopicPartition]) -> None:
+        self.told.append(("restarted", partitions))
+
+    def commit_confirmed(self, marks: Mapping[TopicPartition, int]) -> None:
+        self.told.append(("confirmed", dict(marks)))
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def found(committed: int | None, log: LogRange = LOG, **more: Any) -> Found:
+    start = start_offset(committed, log, **more)
+    first = bool(more.get("at_first_start"))
+    return Found(start, log, None if start.anew else committed, "id", at_first_start=first)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_partition_without_an_answer_is_paused_and_unknown_until_there_is_one(eager: bool) -> None:
+    group = Group(eager=eager)
+    group.answers = {P0: found(7)}
+    group.partitions.add([P0, P1], leaving=False)
+    assert group.told == [("assigned", {P0: 7})]
+    assert (group.partitions.active, group.paused) == ({P0}, {P1})
+    group.answers[P1] = found(40)
+    assert group.partitions.place_pending()
+    assert group.told[1:] == [("assigned", {P1: 40})]
+    assert (group.at, group.paused) == ({P0: 7, P1: 40}, set())
+
+
+def test_the_broker_is_asked_again_once_a_second_at_most() -> None:
+    group = Group()
+    group.partitions.add([P0], leaving=False)
+    assert not group.partitions.place_pending()
+    group.answers = {P0: found(7)}
+    assert not group.partitions.place_pending()
+    group.now += RETRY_SECS
+    assert group.partitions.place_pending()
+
+
+def test_a_pending_partition_that_goes_is_forgotten() -> None:
+    group = Group()
+    group.partitions.add([P0], leaving=False)
+    group.partitions.remove([P0])
+    group.answers = {P0: found(7)}
+    assert not group.partitions.place_pending()
+    assert (group.at, group.told) == ({}, [])
+
+
+def test_a_pause_holds_for_what_is_assigned_and_placed_later() -> None:
+    """c13"""
+    group = Group()
+    group.answers = {P0: found(7)}
+    group.partitions.let_flow(False)
+    group.partitions.add([P0, P1], leaving=False)
+    group.answers[P1] = found(0)
+    group.partitions.place_pending()
+    assert group.paused == {P0, P1}
+    group.partitions.let_flow(True)
+    assert group.paused == set()
+
+
+def test_an_unreadable_offset_pauses_until_the_partition_is_placed_and_stays_the_same_assignment() -> None:
+    group = Group()
+    group.answers = {P0: found(7)}
+    group.partitions.add([P0], leaving=False)
+    group.partitions.unreadable(P0, 7, None)
+    group.partitions.unreadable(P1, 7, None)  # not ours: an event that came late
+    assert (group.paused, group.partitions.readable) == ({P0}, [])
+    group.answers = {P0: found(7, LogRange(50, 100))}
+    group.partitions.place_pending()
+    assert (group.at, group.paused) == ({P0: 50}, set())
+    assert group.events == [OffsetsSkipped("t", 0, 7, 50, "below_log_start")]
+    assert group.told == [("assigned", {P0: 7})]
+
+
+def test_another_topic_id_restarts_the_partition_and_its_commits() -> None:
+    group = Group()
+    group.answers = {P0: found(70)}
+    group.partitions.add([P0], leaving=False)
+    group.partitions.handed_out([RecordBatch(P0, [b"v"], [79])])
+    group.partitions.compare_ids({"t": "id"})
+    assert not group.partitions.pending
+    group.partitions.compare_ids({"t": "another id"})
+    assert group.partitions.pending == {P0: Wanted(80, "topic_recreated")}
+    group.answers = {P0: found(80, LogRange(0, 100), rewritten="topic_recreated")}
+    group.partitions.place_pending()
+    assert group.told[1:] == [("restarted", frozenset({P0}))]
+    assert group.events == [OffsetsSkipped("t", 0, 80, 0, "topic_recreated")]
+    assert (group.at, group.forgotten) == ({P0: 0}, [P0])
+
+
+def test_the_end_that_latest_chose_is_committed_at_once() -> None:
+    group = Group()
+    group.answers = {P0: found(None, reset="latest", at_first_start=True), P1: found(None)}
+    group.partitions.add([P0, P1], leaving=False)
+    group.partitions.commit_first_marks()
+    group.partitions.commit_first_marks()
+    assert group.committed == [{P0: 100}]
+    assert group.events == [NoCommittedOffset("t", 0, 100, 0, 100), NoCommittedOffset("t", 1, 0, 0, 100)]
