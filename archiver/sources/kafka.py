@@ -130,8 +130,8 @@ class KafkaSource:
     def positions(self) -> Mapping[TopicPartition, int]:
         """See `ports.Source`; it passes transaction markers, aborted records and compacted gaps.
 
-        Empty inside a listener's callback: the client counts records there that this `take` has not
-        returned yet, and drops those of a partition that goes without ever returning them.
+        Empty inside a listener's callback: what the running `take` has popped is in nobody's hands
+        yet, and must not depend on when the client counts it.
         """
         if self._taking or not self._partitions.readable:
             return {}
