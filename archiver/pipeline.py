@@ -413,7 +413,9 @@ class Archiver:
         if file is None:
             return
         self._note_local_failure(file, result.no_space, result.detail)
-        heir = file.successor or self._succeed(file, now)
+        heir = file.successor
+        if heir is None or heir.file_id not in self.files:  # it may have been abandoned meanwhile
+            heir = self._succeed(file, now)
         chunk = file.chunks.popleft()
         self.spool_bytes -= chunk.raw_bytes
         self._hand_over(file, heir, chunk.spans)
@@ -458,18 +460,23 @@ class Archiver:
 
     def retry_local_writes(self) -> None:
         """Some time after a failed write: seal and flush again what failed."""
-        if not self._write_retry_at or self.parts.clock.monotonic() < self._write_retry_at:
+        if not self._write_retry_at:
+            if self.pauses.active("no_space") and not self._writing():
+                self.pauses.end("no_space")  # what was tried again is done, or has been abandoned
+            return
+        if self.parts.clock.monotonic() < self._write_retry_at:
             return
         self._write_retry_at = 0.0
         seals, self._seal_retry = self._seal_retry, []
         for file in seals:
             if file.file_id in self.files:
                 self.parts.writers.seal(file.file_id)
-        heirs = [file for file in self._dirty.values() if file.requeued]
-        for file in heirs:
+        for file in [file for file in self._dirty.values() if file.requeued]:
             self._flush(file)
-        if not seals and not heirs:
-            self.pauses.end("no_space")
+
+    def _writing(self) -> bool:
+        """Whether a writer still owes an answer that will tell if the disk takes bytes again."""
+        return any(file.chunks or file.state == "closing" for file in self.files.values())
 
     def _seal_failed(self, result: SealFailed) -> None:
         file = self.files.get(result.file_id)
