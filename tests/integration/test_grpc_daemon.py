@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -17,15 +19,24 @@ import pytest
 from archiver.codecs import CODECS, read_all
 from archiver.sources.grpc import SERVICE
 from archiver.sources.wire import transport_pb2 as wire
-from tests.harness.process import free_port, wait_until
+from tests.harness.process import free_port, port_open, wait_until
 
 pytestmark = pytest.mark.timeout(120)
+
+
+def make_pair(folder: Path) -> tuple[Path, Path]:
+    """A certificate for localhost by itself, and its key."""
+    paths = folder / "server.crt", folder / "server.key"
+    options = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    where = ["-out", str(paths[0]), "-keyout", str(paths[1])]
+    subprocess.run(["openssl", *options, *where], check=True, capture_output=True)
+    return paths
 
 
 class Daemon:
     """`dfe-archiver run` as a process of its own, on one spool and one archive."""
 
-    def __init__(self, folder: Path, log: Path) -> None:
+    def __init__(self, folder: Path, log: Path, **grpc_settings: Path) -> None:
         self.archive = folder / "archive"
         self.port = free_port()
         self._log = log
@@ -37,6 +48,7 @@ class Daemon:
             "DFE_ARCHIVER_BUFFER__FLUSH_AGE_SECS": "0.2",
             "METRICS_ADDR": "127.0.0.1:0",
             "LOG_FORMAT": "json",
+            **{f"DFE_ARCHIVER_GRPC__{name.upper()}": str(value) for name, value in grpc_settings.items()},
         }
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -50,8 +62,7 @@ class Daemon:
                 stdout=log,
                 stderr=log,
             )
-        with grpc.insecure_channel(f"127.0.0.1:{self.port}") as channel:
-            grpc.channel_ready_future(channel).result(30)
+        wait_until(lambda: port_open(self.port), 30, "the listener")
 
     def terminate(self) -> int:
         assert self._process is not None
@@ -121,6 +132,21 @@ def test_a_graceful_stop_under_fire_archives_exactly_what_was_answered(daemon: D
     assert set(archived.values()) == {1}
     routes = {path.relative_to(daemon.archive).parts[0] for path in daemon.archive.rglob("*.jsonl.zst")}
     assert routes == {"org-0", "org-1", "org-2", "org-3"}
+
+
+def test_strangers_write_nothing_into_the_log(tmp_path: Path, log_dir: Path) -> None:
+    """[O4]: every line is ours and JSON, also when somebody speaks something else on the port."""
+    pair = make_pair(tmp_path)
+    daemon = Daemon(tmp_path, tmp_path / "log", tls_certificate=pair[0], tls_key=pair[1])
+    daemon.start()
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", daemon.port)) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            stranger.settimeout(10)
+            stranger.recv(100)
+    assert daemon.terminate() == 0
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert {json.loads(line)["level"] for line in lines} <= {"info", "warning"}
 
 
 def test_whole_frames_of_a_killed_process_are_archived_at_the_next_start(daemon: Daemon) -> None:

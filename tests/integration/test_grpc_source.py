@@ -296,6 +296,30 @@ def test_senders_that_stop_in_the_middle_of_a_push_do_not_keep_others_waiting(so
         connection.close()
 
 
+def test_with_very_many_stuck_senders_others_are_refused_and_not_left_waiting(source: GrpcSource) -> None:
+    """[G2]: what is being received is bounded too, and a bound is answered with UNAVAILABLE."""
+    stuck = [_half_a_push(source.port or 0) for _ in range(20)]
+    sender = Sender(source)
+    time.sleep(0.2)
+    began = time.monotonic()
+    error = refusal(lambda: sender.push(b"a"))
+    assert error.code() == grpc.StatusCode.UNAVAILABLE
+    assert "retry-after-ms" in dict(error.trailing_metadata())
+    assert time.monotonic() - began < 5
+    for connection in stuck:
+        connection.close()
+    wait_for(lambda: _accepted(sender, b"b"))
+    assert taken(source, 1) == [b"b"]
+    sender.channel.close()
+
+
+def _accepted(sender: Sender, payload: bytes) -> bool:
+    try:
+        return sender.push(payload) == 1
+    except grpc.RpcError:
+        return False
+
+
 def _frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
     """One HTTP/2 frame."""
     return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
@@ -335,8 +359,9 @@ def test_a_push_whose_deadline_has_passed_is_not_archived(source: GrpcSource) ->
     _other_half(patient)
     assert taken(source, 2, 1) == [b"a" * 14]
     sender = Sender(source)
-    error = refusal(lambda: sender.raw("Push", wire.PushRequest(payload=b"b").SerializeToString(), 0.0))
-    assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    for _ in range(50):
+        error = refusal(lambda: sender.raw("Push", wire.PushRequest(payload=b"b").SerializeToString(), 0.0))
+        assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     assert source.take(0.1) == ()
     for end in (patient, hasty, sender.channel):
         end.close()
