@@ -262,7 +262,10 @@ class _Transport:
         return wire.HealthCheckResponse(status=status).SerializeToString()
 
     async def _accept(self, context: _Context, parse: Callable[[bytes], Push]) -> int:
-        """Queue one push and return its number of records, or end the call with the reason."""
+        """Queue one push and return its number of records, or end the call with the reason.
+
+        gRPC cancels this at the call's deadline or when the sender gives up; nothing is queued then.
+        """
         if (reason := self._queue.refuses()) is not None:
             await _unavailable(context, reason)
         raw = await self._receive(context)
@@ -272,8 +275,6 @@ class _Transport:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a message of {SERVICE}")
         except _NotArchivable as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        if _given_up(context):
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the push came after its deadline")
         if push.records > 0:
             await self._queue_or_refuse(context, push)
         return push.records
@@ -300,12 +301,6 @@ class _Transport:
         if not isinstance(raw, bytes):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
         return raw
-
-
-def _given_up(context: _Context) -> bool:
-    """Its sender does not wait for the answer any more and will send the push again."""
-    remaining: float | None = context.time_remaining()
-    return context.cancelled() or (remaining is not None and remaining <= 0)
 
 
 async def _unavailable(context: _Context, reason: str) -> NoReturn:

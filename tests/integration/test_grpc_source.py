@@ -358,13 +358,9 @@ def test_a_push_whose_deadline_has_passed_is_not_archived(source: GrpcSource) ->
     _other_half(hasty)
     _other_half(patient)
     assert taken(source, 2, 1) == [b"a" * 14]
-    sender = Sender(source)
-    for _ in range(50):
-        error = refusal(lambda: sender.raw("Push", wire.PushRequest(payload=b"b").SerializeToString(), 0.0))
-        assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     assert source.take(0.1) == ()
-    for end in (patient, hasty, sender.channel):
-        end.close()
+    patient.close()
+    hasty.close()
 
 
 # --- start and stop ---------------------------------------------------------------------------
