@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from archiver.domain.batch import TopicPartition
+from archiver.errors import FatalError
 from archiver.events import Drained, Stopped, Stopping
 
 if TYPE_CHECKING:
@@ -75,10 +76,17 @@ class Drain:
         parts.emit(Stopped(undurable_files=left, secs=round(parts.clock.monotonic() - self._started, 3)))
 
     def _take_the_rest(self, deadline: float) -> None:
-        """What a source has accepted and answered is still handed out (gRPC); Kafka has nothing."""
+        """What a source has accepted and answered is still handed out (gRPC); Kafka has nothing.
+
+        A source that has died hands out nothing more: what came before is archived all the same.
+        """
         archiver, parts = self._archiver, self._parts
         while parts.source.queued_bytes() and parts.clock.monotonic() < deadline:
-            batches = parts.source.take(WAIT_SECS)
+            try:
+                batches = parts.source.take(WAIT_SECS)
+            except FatalError as error:
+                archiver.fail(str(error))
+                return
             if batches:
                 archiver.register(batches)
             archiver.settle(parts.inbox.drain())

@@ -159,6 +159,10 @@ class Archiver:
         """Ask the loop to end after the turn it is in; from any thread."""
         self._stop_reason = reason
 
+    def fail(self, reason: str) -> None:
+        """The process must end with status 1; the first reason is the one that is told."""
+        self._fatal = self._fatal or reason
+
     def finish(self) -> int:
         """Drain, commit, leave; 0 after a request to stop, 1 after a fatal error."""
         self.state = "stopping"
@@ -167,7 +171,7 @@ class Archiver:
         try:
             Drain(self).shutdown(self._fatal or self._stop_reason or "stopped")
         except FatalError as error:
-            self._fatal = self._fatal or str(error)
+            self.fail(str(error))
         return 0 if self._fatal is None else 1
 
     def turn(self) -> None:
@@ -235,6 +239,7 @@ class Archiver:
             self.parts.emit(WriterIdChanged(reason="the clock went back", writer_id=keys.writer_id))
         nonce = f"{self._nonce}-{self._next_id}"
         file = ArchiveFile(self._next_id, route, key, nonce, opened_at=now, since=now)
+        file.kept = not self.parts.ledger.reads_again
         self._next_id += 1
         self.files[file.file_id] = self._opened[file.file_id] = file
         return file
@@ -448,6 +453,7 @@ class Archiver:
     def _hand_over(self, file: ArchiveFile, heir: ArchiveFile, spans: Spans) -> None:
         """The heir holds the offsets of these records from now on; before the old file lets go of them."""
         for partition, span in spans.items():
+        heir.kept = heir.kept or file.kept
             if partition in file.held:
                 heir.held.add(partition)
                 self.parts.ledger.hold(heir.file_id, partition, span.first)
@@ -572,19 +578,21 @@ class Archiver:
             if not file.held.isdisjoint(partitions):
                 file.held -= partitions
                 self._close_soon(file)
+                file.kept = True
 
     def abandon(self, partitions: frozenset[TopicPartition]) -> None:
-        """Let go of partitions: their files are deleted, unless they hold records of others too."""
+        """Let go of partitions: their files are deleted, unless they hold records of others too, or
+        records that nobody reads again ([D8], [D9])."""
         self._let_go(partitions)
         for file in list(self.files.values()):
             if file.held.isdisjoint(partitions):
                 continue
             file.held -= partitions
-            if not file.held:
-                self._discard(file)
-            else:
+            if file.held or file.kept:
                 self._close_soon(file)
 
+            else:
+                self._discard(file)
     def _let_go(self, partitions: frozenset[TopicPartition]) -> None:
         self.parts.ledger.drop(partitions)
         self.uncommitted.drop(partitions)

@@ -140,6 +140,11 @@ class Source(Protocol):
 class Ledger(Protocol):
     """Which offsets are safe to commit. One implementation per kind of promise ([D1], [D8], gRPC)."""
 
+    @property
+    def reads_again(self) -> bool:
+        """Whether the next owner of a partition reads again what is not durable, so it may be dropped."""
+        ...
+
     def assign(self, committed: Mapping[TopicPartition, int | None]) -> None:
         """Start anew for these partitions."""
         ...

@@ -61,6 +61,8 @@ class ArchiveFile:
     chunk_number: int = 0
     spans: Spans = field(default_factory=dict)
     held: set[TopicPartition] = field(default_factory=set)
+    kept: bool = False
+    """Nobody brings its records again: it is uploaded, whoever owns its partitions."""
     records: int = 0
     raw_bytes: int = 0
     size: int = 0

@@ -30,6 +30,9 @@ class _Partition:
 class OffsetLedger:
     """[D1]: an offset is committable once everything below it is durable."""
 
+    reads_again = True
+    """What is not durable is not committed."""
+
     def __init__(self) -> None:
         self._partitions: dict[TopicPartition, _Partition] = {}
         self._held_by: dict[int, list[_Partition]] = {}
@@ -112,12 +115,16 @@ class OffsetLedger:
 class ReceiptLedger(OffsetLedger):
     """[D8]: an offset is committable as soon as its record has been received."""
 
+    reads_again = False
+
     def _mark(self, state: _Partition) -> int | None:
         return state.position
 
 
 class NoOffsetsLedger:
     """For a source without offsets: nothing is held back and nothing is ever committed."""
+
+    reads_again = False
 
     def assign(self, committed: Mapping[TopicPartition, int | None]) -> None:
         """Nothing to keep."""

@@ -51,7 +51,7 @@ def main() -> int:
 def _tell(seed: int) -> int:
     story: list[str] = []
     try:
-        run_schedule(seed, story=story)
+        run_schedule(seed, story)
         verdict = "no violation"
     except Violation as violation:
         verdict = f"VIOLATION: {violation}"

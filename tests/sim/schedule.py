@@ -2,153 +2,254 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from archiver.domain.archive_file import FILE_BYTES
 from archiver.errors import FatalError
 from archiver.pipeline import Policy
-from tests.sim.world import Killed, Process, Violation, World, draw_policy
+from tests.sim.process import Outside, Process, draw_policy
+from tests.sim.pushes import SimPushSource
+from tests.sim.world import Killed, Record, Violation, World
 
 FAULTY_TURNS = 120
-CALM_TURNS_MAX = 3000
+CALM_TURNS_MAX = 1200
 """Progress: once faults stop, everything is durable and committed within this many turns."""
 
-Plant = Callable[[Process], None]
-"""Plants a bug in a fresh process, for the test of the simulation itself."""
+TAKE_BYTES_MAX = 4 * 16 * 160
+"""What one more take can bring before a bound is looked at."""
+
+TAKE_FILES_MAX = 32
+"""How many files that can open, heirs of failed ones included."""
 
 
-def run_schedule(seed: int, plant: Plant | None = None, story: list[str] | None = None) -> World:
+def run_schedule(seed: int, story: list[str] | None = None) -> World:
     """Run the schedule of a seed; raises Violation. `story` collects what happens, a line each."""
     world = World(seed, story)
-    policy = draw_policy(world.rng)
+    outside = Outside(world)
+    policy = draw_policy(world.rng, small_disk=world.disk_bytes is not None)
     try:
         turns, alive = 0, False
         while turns < FAULTY_TURNS:
-            process = Process(world, policy)
-            lasted, alive = _live(world, process, plant, FAULTY_TURNS - turns)
+            process = Process(outside, policy)
+            lasted, alive = _live(process, FAULTY_TURNS - turns)
             turns += lasted
-        world.calm = True
-        world.broker.produce(world.broker.to_produce)
-        if not alive or world.rng.random() < 0.5:  # a life that goes on must recover without a restart
-            process = _new_life(world, policy, plant)
-        try:
-            _settle(world, process)
-        except FatalError as error:  # of a fault that struck before the calm
-            world.note(f"fatal: {error}")
-            process.archiver.finish()
-            _settle(world, _new_life(world, policy, plant))
-        _check_end(world)
+        world.calm_down()
+        if not alive:
+            process = _new_life(outside, policy)
+        elif world.rng.random() < 0.5:  # the other half must recover without a restart
+            process = _restarted(process)
+        _recover(process)
+        _check_end(outside)
     except Violation as violation:
         violation.add_note(f"seed {seed}; trace: make sim SEED={seed}")
         raise
     return world
 
 
-def _live(world: World, process: Process, plant: Plant | None, most: int) -> tuple[int, bool]:
+# --- lives ------------------------------------------------------------------------------------
+
+
+def _live(process: Process, most: int) -> tuple[int, bool]:
     """One life under faults: the turns it lasted, and whether it goes on.
 
     It ends by kill, fatal error or a request to stop.
     """
-    archiver = process.archiver
+    world, archiver = process.world, process.archiver
     turn = 0
     try:
-        if plant is not None:
-            plant(process)
         archiver.start()
-        for _ in range(most):
+        while turn < most:
             turn += 1
             archiver.turn()
             _check_turn(process)
             if world.chance("stop"):
+                world.note("asked to stop")
                 archiver.stop("request")
-                archiver.finish()
                 break
         else:
-            return max(turn, 1), True
+            return turn, True
+        _finish(process, 0)
     except Killed:
-        _die(world, process)
+        process.die()
     except FatalError as error:
         world.note(f"fatal: {error}")
-        try:
-            archiver.finish()
-        except Killed:
-            _die(world, process)
-    _end_life(world)
+        _finish_after(process, error)
+    _end(process)
     return max(turn, 1), False
 
 
-def _end_life(world: World) -> None:
-    world.restarts += 1
-    world.broker.owned.clear()
+def _finish_after(process: Process, error: FatalError) -> None:
+    """As `Archiver.run` does after a fatal error: what can be drained is drained, exit status 1 [D10]."""
+    process.archiver.fail(str(error))
+    try:
+        _finish(process, 1)
+    except Killed:
+        process.die()
 
 
-def _new_life(world: World, policy: Policy, plant: Plant | None) -> Process:
-    _end_life(world)
-    process = Process(world, policy)
-    if plant is not None:
-        plant(process)
+def _finish(process: Process, status: int) -> None:
+    """A graceful end: nothing that was answered or committed at receipt may be lost by it [G1]."""
+    world, source = process.world, process.source
+    if process.archiver.finish() < status:
+        raise Violation("a fatal error ends with status 0")
+    if isinstance(source, SimPushSource) and source.dead:
+        world.forgiven.update(source.queue)
+    process.uploader.die()
+    if world.local_faults:
+        process.forget()
+
+
+def _new_life(outside: Outside, policy: Policy) -> Process:
+    process = Process(outside, policy)
     process.archiver.start()
     return process
 
 
-def _die(world: World, process: Process) -> None:
-    """Requests that had left the process may still arrive."""
-    for _, sealed, outcome in process.uploader.running:
-        if world.rng.random() < 0.5:
-            world.store.put(sealed, outcome)
+def _restarted(process: Process) -> Process:
+    """Killed, and started again."""
+    process.die()
+    _end(process)
+    return _new_life(process.outside, process.archiver.policy)
 
 
-def _settle(world: World, process: Process) -> None:
+def _end(process: Process) -> None:
+    world, broker = process.world, process.outside.broker
+    world.read_once = False
+    if broker is not None:
+        broker.take_away(list(broker.epochs))
+
+
+# --- calm --------------------------------------------------------------------------------------
+
+
+def _recover(process: Process) -> None:
+    """Everything is archived and committed without another fault, and a stop leaves nothing behind."""
+    try:
+        process = _turn_dead_letters_on(process)
+        _settle(process)
+    except FatalError as error:  # of a fault that struck before the calm
+        process.world.note(f"fatal: {error}")
+        _finish_after(process, error)
+        _end(process)
+        process = _new_life(process.outside, process.archiver.policy)
+        process = _turn_dead_letters_on(process)
+        _settle(process)
+    _stop_clean(process)
+
+
+def _turn_dead_letters_on(process: Process) -> Process:
+    """With the DLQ off refused files stay and say so [Q1]; then the operator turns it on and restarts."""
+    outside = process.outside
+    if not outside.dead_letters_off:
+        return process
+    for _ in range(60):
+        process.archiver.turn()
+        _check_turn(process)
+    for file in process.archiver.files.values():
+        if file.state == "refused" and file.file_id not in process.archiver.held_reasons:
+            raise Violation(f"file {file.file_id} is refused and nothing says that its records are held")
+    outside.dead_letters_off = False
+    return _restarted(process)
+
+
+def _settle(process: Process) -> None:
+    outside = process.outside
+    if outside.broker is not None:
+        outside.broker.produce(outside.broker.to_produce)
     for _ in range(CALM_TURNS_MAX):
         process.archiver.turn()
         _check_turn(process)
-        if world.broker.owned and all(
-            world.broker.committed.get(p, 0) == end for p, end in world.broker.ends.items()
-        ):
+        if _settled(process):
             return
-        if world.broker.owned and not process.archiver.files and _only_tombstones_left(world):
-            return
-    behind = {p: (world.broker.committed.get(p), end) for p, end in world.broker.ends.items()}
-    raise Violation(f"no progress after faults have stopped: {behind}")
+    behind = None
+    if outside.broker is not None:
+        behind = {p: (outside.broker.committed.get(p), end) for p, end in outside.broker.ends.items()}
+    raise Violation(f"no progress after faults have stopped: {behind}, {len(process.archiver.files)} files")
 
 
-def _only_tombstones_left(world: World) -> bool:
-    """A partition that has delivered nothing commits nothing [D3]; its end may be a marker."""
+def _settled(process: Process) -> bool:
+    broker, senders = process.outside.broker, process.outside.senders
+    if process.archiver.files or process.world.spool:
+        return False
+    if senders is not None:
+        return not senders.to_push and not process.source.queued_bytes()
+    assert broker is not None
+    if any(p not in broker.epochs for p in broker.partitions):
+        return False
+    # a partition that has delivered nothing commits nothing [D3]; its end may be a marker
     return all(
-        not [r for r in world.broker.logs[p] if r.offset >= world.broker.committed.get(p, 0)]
-        for p in world.broker.partitions
+        broker.committed.get(p, 0) == broker.ends[p] or not broker.behind(p, broker.next_offset(p), 1)
+        for p in broker.partitions
     )
 
 
+def _stop_clean(process: Process) -> None:
+    """With everything archived a stop ends with status 0 and leaves nothing behind [D6]."""
+    archiver, world = process.archiver, process.world
+    archiver.stop("request")
+    if archiver.finish() != 0:
+        raise Violation("a stop without faults does not end with status 0")
+    if world.spool or archiver.memory or archiver.spool_bytes or archiver.held_reasons:
+        raise Violation(f"left behind: {list(world.spool)}, {archiver.memory}, {archiver.spool_bytes}")
+
+
+# --- invariants ----------------------------------------------------------------------------------
+
+
 def _check_turn(process: Process) -> None:
-    """Accounts that must agree after every turn, and the memory bound."""
+    """Accounts that must agree after every turn, and the bounds [B1], [B2]."""
     archiver = process.archiver
-    held = sum(f.memory + sum(c.memory for c in f.chunks) for f in archiver.files.values())
+    held = spool = 0
+    for file in archiver.files.values():
+        held += file.memory
+        spool += file.size
+        for chunk in file.chunks:
+            held += chunk.memory
+            spool += chunk.raw_bytes
     if held != archiver.memory:
         raise Violation(f"memory is counted as {archiver.memory} but buffers hold {held}")
-    spool = sum(f.size + sum(c.raw_bytes for c in f.chunks) for f in archiver.files.values())
     if spool != archiver.spool_bytes:
         raise Violation(f"spool is counted as {archiver.spool_bytes} but files hold {spool}")
-    slack = 4 * 16 * 160  # what one more take can bring before the bound is looked at
-    if archiver.memory > archiver.policy.bounds.memory_bytes_max + slack:
-        raise Violation(f"memory of {archiver.memory} is beyond the bound")
+    bounds = archiver.policy.bounds
+    # leftovers are there before any bound is looked at
+    memory_max = bounds.memory_bytes_max + TAKE_BYTES_MAX + FILE_BYTES * TAKE_FILES_MAX
+    adopted = sum(1 for file_id in archiver.files if file_id < 0)
+    if held + FILE_BYTES * (len(archiver.files) - adopted) > memory_max:
+        raise Violation(f"memory of {held} and {len(archiver.files)} files is beyond the bound")
+    spool_max = max(bounds.spool_bytes_max, process.adopted_bytes) + bounds.memory_bytes_max + TAKE_BYTES_MAX
+    if spool > spool_max:
+        raise Violation(f"spool of {spool} is beyond the bound")
 
 
-def _check_end(world: World) -> None:
+def _check_end(outside: Outside) -> None:
     """[D7], [F1], [K5]: everything is somewhere, nothing is under another tenant, order is kept."""
-    routes = {record.value: record for record in world.broker.deleted if record.value is not None}
-    for log in world.broker.logs.values():
-        for record in log:
-            if record.value is None:
-                continue
-            routes[record.value] = record
-            if not world.store.durable(record.value):
-                raise Violation(f"lost: {record}")
-    for key, (_, values) in world.store.objects.items():
+    world, store = outside.world, outside.store
+    there, gone = _records(outside)
+    for record in there:
+        assert record.value is not None
+        if not store.durable(record.value) and record.value not in world.forgiven:
+            raise Violation(f"lost: {record}")
+        if world.read_once and store.stored[record.value] > 1:
+            raise Violation(f"archived twice although it was read once: {record}")
+    for value in world.owed:
+        if not store.durable(value):
+            raise Violation(f"lost with its log: {value!r}")
+    by_value = {record.value: record for record in (*gone, *there)}
+    for key, stored in store.objects.items():
         last: dict[object, int] = {}
-        for value in values:
-            record = routes[value]
+        for value in stored.values:
+            record = by_value[value]
             if not key.startswith(record.route + "/"):
                 raise Violation(f"foreign: {record} in {key}")
-            if record.offset <= last.get(record.partition, -1) and record not in world.broker.deleted:
-                raise Violation(f"order: {record} behind {last[record.partition]} in {key}")
-            last[record.partition] = record.offset
+            log = (record.partition, value.rsplit(b":", 2)[-2:-1][0] if b":" in value else b"")
+            if record.offset <= last.get(log, -1):
+                raise Violation(f"order: {record} behind {last[log]} in {key}")
+            last[log] = record.offset
+
+
+def _records(outside: Outside) -> tuple[list[Record], list[Record]]:
+    """Records that must be archived, and those that retention or deletion took; tombstones left out."""
+    if outside.senders is not None:
+        return outside.senders.answered, []
+    broker = outside.broker
+    assert broker is not None
+    there = [r for p in broker.partitions for r in broker.logs[p] if r.value is not None]
+    return there, [r for r in broker.gone if r.value is not None]

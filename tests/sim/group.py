@@ -1,0 +1,413 @@
+"""Kafka as the pipeline sees it: logs, the group's commits and generations, and a source over them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import attrgetter
+
+from archiver.domain.batch import RecordBatch, TopicPartition
+from archiver.errors import SourceFatalError
+from archiver.ports import BrokerView, PartitionListener
+from tests.sim.storage import SimStore
+from tests.sim.world import Record, Violation, World
+
+_offset = attrgetter("offset")
+
+
+class SimBroker:
+    """Topics' logs, the group's commits, and in which generation each partition is ours."""
+
+    def __init__(self, world: World, store: SimStore) -> None:
+        rng = world.rng
+        self.world = world
+        self.store = store
+        self.partitions = [TopicPartition("t" if i % 2 else "u", i) for i in range(rng.randint(1, 4))]
+        self.orgs = [f"org{i}" for i in range(rng.choice([1, 2, 5, 12]))]
+        self.logs: dict[TopicPartition, list[Record]] = {p: [] for p in self.partitions}
+        self.ends = dict.fromkeys(self.partitions, 0)
+        self.starts = dict.fromkeys(self.partitions, 0)
+        self.committed: dict[TopicPartition, int] = {}
+        self.epochs: dict[TopicPartition, int] = {}
+        """Partitions that are ours, with the generation in which they were given to us."""
+        self.generation = 0
+        self.to_produce = rng.randint(20, 160)
+        self.gone: list[Record] = []
+        """Records that the broker has no longer."""
+
+    def produce(self, most: int) -> None:
+        """Append records, with gaps, tombstones and transaction markers."""
+        rng = self.world.rng
+        for _ in range(min(most, self.to_produce)):
+            self.to_produce -= 1
+            partition = rng.choice(self.partitions)
+            offset = self.ends[partition] + (rng.randint(1, 3) if rng.random() < 0.1 else 0)
+            name = f"{partition.topic}:{partition.partition}:{self.generation}:{offset}"
+            value, org = draw_value(self.world, self.orgs, name)
+            self.logs[partition].append(Record(partition, offset, value, f"{partition.topic}/{org}"))
+            self.ends[partition] = offset + 1
+            if rng.random() < 0.08:
+                self.ends[partition] += 1
+
+    def behind(self, partition: TopicPartition, offset: int, most: int | None = None) -> list[Record]:
+        """Records from an offset on."""
+        log = self.logs[partition]
+        first = bisect_left(log, offset, key=_offset)
+        return log[first : None if most is None else first + most]
+
+    def give(self, partitions: Sequence[TopicPartition]) -> None:
+        """A rebalance gives us these."""
+        self.generation += 1
+        self.epochs.update(dict.fromkeys(partitions, self.generation))
+
+    def take_away(self, partitions: Sequence[TopicPartition] | frozenset[TopicPartition]) -> None:
+        """They are another member's from now on, whether we know it or not."""
+        for partition in partitions:
+            self.epochs.pop(partition, None)
+
+    def commit(self, marks: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int]) -> bool:
+        """A commit arrives: fenced by the generation, and the place where a wrong mark loses records."""
+        if any(self.epochs.get(partition) != epochs.get(partition) for partition in marks):
+            self.world.note(f"commit refused, another generation: {dict(marks)}")
+            return False
+        for partition, mark in marks.items():
+            committed = self.committed.get(partition, 0)
+            if mark < committed:
+                raise Violation(f"commit of {partition} goes back to {mark}")
+            if mark > self.ends[partition]:
+                raise Violation(f"commit of {partition} at {mark} is beyond the end")
+            if self.world.mode == "held":
+                for record in self.behind(partition, committed):
+                    if record.offset >= mark:
+                        break
+                    if record.value is not None and not self.store.durable(record.value):
+                        raise Violation(f"commit of {partition} at {mark} passes {record} which is nowhere")
+            self.committed[partition] = mark
+        self.world.note(f"committed {dict(marks)}")
+        return True
+
+    def others_work(self) -> None:
+        """Other members archive and commit what is theirs."""
+        rng = self.world.rng
+        for partition in self.partitions:
+            if partition in self.epochs or rng.random() < 0.5:
+                continue
+            part = self.behind(partition, self.committed.get(partition, 0), rng.randint(0, 5))
+            for record in part:
+                if record.value is not None:
+                    self.store.put_foreign(record.route, record.value)
+            if part:
+                self.committed[partition] = part[-1].offset + 1
+
+    def recreate(self, partition: TopicPartition) -> None:
+        """The topic is deleted and made again: the log and its commits are gone."""
+        self.generation += 1
+        self.gone += self.logs[partition]
+        self.logs[partition] = []
+        self.ends[partition] = self.starts[partition] = 0
+        self.committed.pop(partition, None)
+
+    def delete(self, partition: TopicPartition) -> None:
+        """The topic is deleted for good."""
+        self.recreate(partition)
+        self.take_away([partition])
+        self.partitions.remove(partition)
+
+    def retain(self, partition: TopicPartition) -> None:
+        """Retention removes the older half of what the log holds."""
+        log = self.logs[partition]
+        half = len(log) // 2
+        self.gone += log[:half]
+        del log[:half]
+        self.starts[partition] = log[0].offset if log else self.ends[partition]
+
+    def next_offset(self, partition: TopicPartition) -> int:
+        """Where an assignment starts to read."""
+        return max(self.committed.get(partition, 0), self.starts[partition])
+
+
+def draw_value(world: World, orgs: Sequence[str], name: str) -> tuple[bytes | None, str]:
+    """A value that carries its name, and the last segment of its route; one in twenty is a tombstone."""
+    rng = world.rng
+    kind = rng.randrange(20)
+    if kind == 0 and world.mode != "pushes":
+        return None, "default"
+    if kind == 1:
+        return f"not json {name}".encode(), "default"
+    if kind == 2:
+        return f'{{"n":"{name}"}}'.encode(), "default"
+    org = rng.choice(orgs)
+    if kind == 3 and world.mode != "pushes":
+        return f'{{"_org_id":"{org}",\n "n":"{name}"}}'.encode(), org
+    return f'{{"_org_id":"{org}","n":"{name}"}}'.encode(), org
+
+
+@dataclass(slots=True)
+class _Commit:
+    """One commit on its way: when it arrives, when its answer does, and what the answer is."""
+
+    arrives_at: float
+    answers_at: float
+    marks: dict[TopicPartition, int]
+    epochs: dict[TopicPartition, int]
+    outcome: str
+    arrived: bool = False
+    taken: bool = False
+
+
+class SimSource:
+    """ports.Source over the broker, for one life of the process."""
+
+    def __init__(self, world: World, broker: SimBroker, roll: Callable[[], None]) -> None:
+        self.world = world
+        self.broker = broker
+        self.owned: dict[TopicPartition, int] = {}
+        """What we have been told is ours, and the generation: may be older than the broker's."""
+        self._roll = roll
+        self._listener: PartitionListener | None = None
+        self._position: dict[TopicPartition, int] = {}
+        self._delivered: set[TopicPartition] = set()
+        self._paused = self._stopped = self._in_callback = False
+        self._sent: _Commit | None = None
+        self.in_memory: Callable[[], set[bytes]] = set
+
+    def start(self, listener: PartitionListener) -> None:
+        self._listener = listener
+
+    @contextmanager
+    def _callback(self) -> Iterator[PartitionListener]:
+        assert self._listener is not None
+        self._in_callback = True
+        try:
+            yield self._listener
+        finally:
+            self._in_callback = False
+
+    # --- records ----------------------------------------------------------------------------
+
+    def take(self, timeout_secs: float) -> Sequence[RecordBatch]:
+        if self._in_callback:
+            raise Violation("records are taken inside a callback")
+        world = self.world
+        world.may_die()
+        freeze(world, self.broker)
+        self.broker.produce(world.rng.randint(0, 8))
+        self.broker.others_work()
+        self._serve_commit()
+        self._rebalance()
+        if world.chance("source_fatal"):
+            raise SourceFatalError("simulated")
+        if world.chance("ops_roll"):
+            self._roll()
+        batches = () if self._paused or self._stopped else self._batches()
+        world.sleep(0.001 if batches else 1.0 if world.calm else timeout_secs)
+        return batches
+
+    def _batches(self) -> list[RecordBatch]:
+        rng = self.world.rng
+        batches = []
+        owned = list(self._position)
+        for partition in rng.sample(owned, min(len(owned), rng.randint(0, 2))):
+            records = self.broker.behind(partition, self._position[partition], rng.randint(1, 8))
+            if records:
+                self._position[partition] = records[-1].offset + 1
+                self._delivered.add(partition)
+                values = [record.value for record in records]
+                batches.append(RecordBatch(partition, values, [record.offset for record in records]))
+        return batches
+
+    def positions(self) -> Mapping[TopicPartition, int]:
+        """Like librdkafka's: gaps at the end are passed once nothing is left before them."""
+        if self._in_callback:
+            raise Violation("positions are asked for inside a callback")
+        found = {}
+        for partition in self._delivered:
+            if not self.broker.behind(partition, self._position[partition], 1):
+                self._position[partition] = self.broker.ends[partition]
+            found[partition] = self._position[partition]
+        return found
+
+    # --- the group ----------------------------------------------------------------------------
+
+    def _rebalance(self) -> None:
+        world, broker = self.world, self.broker
+        self._notice_eviction()
+        if self.owned and world.chance("lose"):
+            broker.take_away(list(self.owned))
+            broker.others_work()
+            self._notice_eviction()
+        if self.owned and world.chance("revoke"):
+            self._revoke(world.rng.sample(list(self.owned), world.rng.randint(1, len(self.owned))))
+        if self.owned and world.chance("recreate"):
+            self._recreate(world.rng.choice(list(self.owned)))
+        if self.owned and len(broker.partitions) > 1 and world.chance("topic_deleted"):
+            partition = world.rng.choice(list(self.owned))
+            world.note(f"deleted {partition}")
+            broker.delete(partition)
+            self._revoke([partition])
+        if world.chance("retention"):
+            self._retain(world.rng.choice(broker.partitions))
+        free = [p for p in broker.partitions if p not in broker.epochs]
+        if free and not self._stopped and (world.calm or world.rng.random() < 0.2):
+            self._assign(world.rng.sample(free, world.rng.randint(1, len(free))))
+
+    def _notice_eviction(self) -> None:
+        """The broker has given ours to others: we learn it now."""
+        gone = frozenset(p for p, epoch in self.owned.items() if self.broker.epochs.get(p) != epoch)
+        if not gone:
+            return
+        self.world.note(f"lost {set(gone)}")
+        self.world.read_once = False
+        self._forget(gone)
+        with self._callback() as listener:
+            listener.lost(gone)
+
+    def _revoke(self, partitions: list[TopicPartition]) -> None:
+        world, gone = self.world, frozenset(partitions)
+        world.note(f"revoke {set(gone)}")
+        world.read_once = False
+        if world.chance("evicted_in_drain"):
+            self.broker.take_away(list(self.owned))
+        with self._callback() as listener:
+            listener.revoked(gone)
+        self._forget(gone)
+        self.broker.take_away(gone)
+        self.broker.others_work()
+        self._notice_eviction()
+
+    def _assign(self, got: list[TopicPartition]) -> None:
+        broker = self.broker
+        self.world.note(f"assign {got}")
+        broker.give(got)
+        for partition in got:
+            self.owned[partition] = broker.generation
+            self._position[partition] = broker.next_offset(partition)
+        with self._callback() as listener:
+            listener.assigned({p: broker.committed.get(p) for p in got})
+
+    def _recreate(self, partition: TopicPartition) -> None:
+        """Deleted and made again under us: what we hold of the old log is nowhere else any more."""
+        self.world.note(f"recreated {partition}")
+        old = {r.value for r in self.broker.logs[partition] if r.value is not None}
+        self.world.owed |= old & self.in_memory()
+        self.broker.recreate(partition)
+        self._forget(frozenset([partition]))
+        self.broker.epochs[partition] = self.owned[partition] = self.broker.generation
+        self._position[partition] = 0
+        with self._callback() as listener:
+            listener.restarted(frozenset([partition]))
+
+    def _retain(self, partition: TopicPartition) -> None:
+        self.broker.retain(partition)
+        self.world.note(f"{partition} starts at {self.broker.starts[partition]} now")
+        if partition in self._position:
+            self._position[partition] = max(self._position[partition], self.broker.starts[partition])
+
+    def _forget(self, gone: frozenset[TopicPartition]) -> None:
+        for partition in gone:
+            self.owned.pop(partition, None)
+            self._position.pop(partition, None)
+            self._delivered.discard(partition)
+
+    # --- commits ----------------------------------------------------------------------------
+
+    def commit(self, marks: Mapping[TopicPartition, int]) -> bool:
+        world = self.world
+        world.may_die()
+        if self._sent is not None:
+            return False
+        self._require_ours(marks)
+        late = world.chance("commit_late")
+        arrives = world.now + (world.rng.uniform(0, 4) if late else 0.0)
+        answers = arrives + (world.rng.uniform(0, 8) if late else 0.001)
+        outcome = "taken"
+        if world.chance("commit_refused"):
+            outcome = "refused"
+        elif world.chance("commit_answer_lost"):
+            outcome = "lost"
+        epochs = {p: self.owned[p] for p in marks}
+        self._sent = _Commit(arrives, answers, dict(marks), epochs, outcome)
+        self._serve_commit()
+        return True
+
+    def _require_ours(self, marks: Mapping[TopicPartition, int]) -> None:
+        for partition in marks:
+            if partition not in self.owned:
+                raise Violation(f"commit offered for {partition}, which is not ours")
+
+    def _serve_commit(self) -> None:
+        sent, now = self._sent, self.world.now
+        if sent is None:
+            return
+        if now >= sent.arrives_at:
+            self._arrive(sent)
+        if now < sent.answers_at:
+            return
+        self._sent = None
+        marks = {p: mark for p, mark in sent.marks.items() if self.owned.get(p) == sent.epochs[p]}
+        if not marks:
+            return
+        with self._callback() as listener:
+            if sent.taken and sent.outcome != "lost":
+                listener.commit_confirmed(marks)
+            else:
+                listener.commit_failed(marks, "refused")
+
+    def _arrive(self, sent: _Commit) -> None:
+        if not sent.arrived:
+            sent.arrived = True
+            sent.taken = sent.outcome != "refused" and self.broker.commit(sent.marks, sent.epochs)
+
+    def die(self) -> None:
+        """A commit that has left the process may still arrive."""
+        if self._sent is not None and self.world.rng.random() < 0.5:
+            self._arrive(self._sent)
+
+    def commit_and_confirm(self, marks: Mapping[TopicPartition, int], timeout_secs: float) -> bool:
+        world = self.world
+        world.may_die()
+        self._require_ours(marks)
+        if self._sent is not None:  # it went before on the same connection
+            self._arrive(self._sent)
+        world.sleep(world.rng.uniform(0, max(timeout_secs, 0)))
+        if world.chance("commit_refused"):
+            return False
+        taken = self.broker.commit(marks, {p: self.owned[p] for p in marks})
+        return taken and not world.chance("commit_answer_lost")
+
+    # --- the rest ---------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+
+    def view(self) -> Mapping[TopicPartition, BrokerView]:
+        return {}
+
+    def ready(self) -> str | None:
+        return None
+
+    def queued_bytes(self) -> int:
+        return 0
+
+    def stop_taking(self) -> None:
+        self._stopped = True
+
+    def close(self, timeout_secs: float) -> None:
+        self.broker.take_away(list(self.owned))
+
+
+def freeze(world: World, broker: SimBroker | None) -> None:
+    """The process stands still for longer than its session; others take over and work meanwhile."""
+    if not world.chance("freeze"):
+        return
+    world.note("frozen")
+    world.sleep(100.0)
+    if broker is not None:
+        broker.take_away(list(broker.epochs))
+        for _ in range(3):
+            broker.others_work()

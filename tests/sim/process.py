@@ -1,0 +1,225 @@
+"""One life of the archiver among the fakes, from start to stop or kill."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from archiver.bounds import Bounds
+from archiver.domain.keys import WRITER_ID_DIGITS, KeyMaker, KeyTemplate
+from archiver.domain.ledger import NoOffsetsLedger, OffsetLedger, ReceiptLedger
+from archiver.domain.rolling import FlushPolicy, RollPolicy
+from archiver.domain.routing import Router
+from archiver.domain.sealed import Checksums, SealedFile
+from archiver.pipeline import Archiver, Parts, Policy
+from archiver.ports import Ledger, Result, RollRequested
+from tests.sim.group import SimBroker, SimSource, freeze
+from tests.sim.pushes import Senders, SimPushSource
+from tests.sim.storage import SimDeadLetters, SimStore, SimUploader, SimWriters
+from tests.sim.world import Violation, World
+
+ROUTERS = {topic: Router(["_org_id"], "default", with_topic=topic) for topic in (True, False)}
+"""Made once: compiling one takes longer than half a schedule, and it keeps nothing but a cache."""
+
+
+class SimInbox:
+    """Results, and the place where simulated workers get their turns."""
+
+    def __init__(self, world: World, broker: SimBroker | None) -> None:
+        self.world = world
+        self._broker = broker
+        self._results: deque[Result] = deque()
+        self.work: Callable[[], None] = lambda: None
+
+    def put(self, result: Result) -> None:
+        self._results.append(result)
+
+    def drain(self) -> list[Result]:
+        for _ in range(int(self.world.rng.random() * 5)):
+            self.work()
+        return self._take()
+
+    def wait(self, timeout_secs: float) -> list[Result]:
+        self.world.may_die()
+        freeze(self.world, self._broker)
+        for _ in range(self.world.rng.randint(1, 6)):
+            self.work()
+        if not self._results:
+            self.world.sleep(timeout_secs)
+            self.work()
+        return self._take()
+
+    def _take(self) -> list[Result]:
+        taken = list(self._results)
+        self._results.clear()
+        return taken
+
+
+class Outside:
+    """What outlives a process: the broker or the senders, and the store."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.store = SimStore(world)
+        pushes = world.mode == "pushes"
+        self.senders = Senders(world) if pushes else None
+        self.broker = None if pushes else SimBroker(world, self.store)
+        self.dead_letters_off = world.chance("dead_letters_off")
+
+
+class Process:
+    """One life. What it leaves in the spool the next one finds, unless offsets are held."""
+
+    def __init__(self, outside: Outside, policy: Policy) -> None:
+        self.outside = outside
+        self.world = world = outside.world
+        world.lives += 1
+        world.owed.clear()
+        self.inbox = SimInbox(world, outside.broker)
+        self.source = self._source()
+        self.writers = SimWriters(world, self.inbox, outside.store, self)
+        self.uploader = SimUploader(world, self.inbox, outside.store, self)
+        self.dead_letters = SimDeadLetters(
+            world, self.inbox, outside.store, self, off=outside.dead_letters_off
+        )
+        self._workers = (self.writers.turn, self.uploader.turn, self.dead_letters.turn)
+        self.inbox.work = self._work
+        leftovers = self._leftovers()
+        self.archiver = Archiver(
+            Parts(
+                source=self.source,
+                ledger=self._ledger(),
+                router=ROUTERS[outside.broker is not None],
+                keys=self._keys(),
+                writers=self.writers,
+                uploader=self.uploader,
+                dead_letters=self.dead_letters,
+                inbox=self.inbox,
+                clock=world,
+                disk=world,
+                emit=world.emit,
+                publish=lambda _: None,
+                beat=lambda _: None,
+            ),
+            policy,
+        )
+        self.adopted_bytes = sum(sealed.size for sealed in leftovers)
+        self.archiver.adopt(leftovers)
+
+    def _source(self) -> SimSource | SimPushSource:
+        def roll() -> None:
+            self.inbox.put(RollRequested())
+
+        if self.outside.senders is not None:
+            return SimPushSource(self.world, self.outside.senders, roll)
+        assert self.outside.broker is not None
+        source = SimSource(self.world, self.outside.broker, roll)
+        source.in_memory = self.values
+        return source
+
+    def _ledger(self) -> Ledger:
+        if self.world.mode == "pushes":
+            return NoOffsetsLedger()
+        return OffsetLedger() if self.world.mode == "held" else ReceiptLedger()
+
+    def _keys(self) -> KeyMaker:
+        """Writer ids of four digits are few: another life may draw the same [K4]."""
+        ids = iter(range(1 << 20))
+        own = 0xABC if self.world.chance("same_writer_id") else self.world.lives
+
+        def new_id(digits: int) -> str:
+            number = next(ids)
+            if digits == WRITER_ID_DIGITS:
+                return f"{own:04x}"
+            return f"f{self.world.lives:05x}{number:06x}"
+
+        return KeyMaker(KeyTemplate("{year}/{hour}"), "jsonl", new_id)
+
+    def _leftovers(self) -> list[SealedFile]:
+        """[D7]: removed where offsets are held, else to be uploaded under the keys they have."""
+        world, found = self.world, [file for file in self.world.spool.values() if file.frames]
+        world.spool.clear()
+        if world.mode == "held":
+            return []
+        sealed = []
+        for number, file in enumerate(found, 1):
+            if file.key is None:
+                raise Violation("a file with records but without a label")
+            world.spool[-number] = file
+            values = file.values()
+            sealed.append(
+                SealedFile(
+                    file_id=-number,
+                    path=Path("leftover"),
+                    key=file.key,
+                    size=file.size,
+                    checksums=Checksums(crc32=0),
+                    records=len(values),
+                    raw_bytes=sum(map(len, values)),
+                    codec="none",
+                    nonce=file.nonce,
+                )
+            )
+        return sealed
+
+    def _work(self) -> None:
+        """One worker, chosen by the seed, does one thing."""
+        first = int(self.world.rng.random() * 3)
+        for number in range(first, first + 3):
+            if self._workers[number % 3]():
+                return
+
+    def holds(self, file_id: int) -> bool:
+        """Whether offsets of ours wait for this file."""
+        file = self.archiver.files.get(file_id)
+        return file is not None and bool(file.held)
+
+    def in_memory(self) -> set[bytes]:
+        """Values that are nowhere but in this process: they go with it."""
+        values = set[bytes]()
+        for file in self.archiver.files.values():
+            values.update(file.values)
+            for chunk in file.chunks:
+                values.update(chunk.values)
+        if isinstance(self.source, SimPushSource):
+            values.update(self.source.queue)
+        return values
+
+    def values(self) -> set[bytes]:
+        """Values that this process has, in memory or in the spool, and has not abandoned."""
+        spooled = (self.world.spool.get(file_id) for file_id in self.archiver.files)
+        return self.in_memory().union(*(file.values() for file in spooled if file is not None))
+
+    def die(self) -> None:
+        """The process is gone; what has left it may still arrive."""
+        world = self.world
+        self.source.die()
+        self.uploader.die()
+        world.kills += 1
+        self.forget()
+
+    def forget(self) -> None:
+        """What memory held is lost with it: to be read again, or forgiven where it cannot be."""
+        world = self.world
+        if world.mode != "held":
+            spooled = set[bytes]().union(*(file.values() for file in world.spool.values()))
+            world.forgiven |= self.in_memory() - spooled
+
+
+def draw_policy(rng: random.Random, *, small_disk: bool) -> Policy:
+    """Bounds small enough to be met often; on a small disk one frame of all that memory holds fits."""
+    return Policy(
+        roll=RollPolicy(rng.choice([60, 400, 10_000]), rng.choice([0.3, 3.0, 60.0])),
+        flush=FlushPolicy(rng.choice([1, 100, 1000]), rng.choice([1, 5, 100]), rng.choice([0.1, 1.0, 20.0])),
+        bounds=Bounds(
+            memory_bytes_max=6_000 if small_disk else rng.choice([6_000, 30_000, 1 << 20]),
+            spool_bytes_max=rng.choice([400, 2_000, 1 << 20]),
+            free_bytes_min=1_000 if small_disk else 0,
+        ),
+        codec="none",
+        commit_interval_secs=rng.choice([0.01, 0.3, 5.0]),
+        drain_timeout_secs=rng.choice([0.5, 20.0]),
+        shutdown_timeout_secs=rng.choice([0.5, 20.0]),
+    )
