@@ -417,7 +417,8 @@ class Archiver:
         file = self.files.get(result.file_id)
         if file is None:
             return
-        self._note_local_failure(file, result.no_space, result.detail)
+        if file.successor is None:  # later chunks fail because the first one did
+            self._note_local_failure(file, result.no_space, result.detail)
         heir = file.successor
         if heir is None or heir.file_id not in self.files:  # it may have been abandoned meanwhile
             heir = self._succeed(file, now)
@@ -452,8 +453,8 @@ class Archiver:
 
     def _hand_over(self, file: ArchiveFile, heir: ArchiveFile, spans: Spans) -> None:
         """The heir holds the offsets of these records from now on; before the old file lets go of them."""
-        for partition, span in spans.items():
         heir.kept = heir.kept or file.kept
+        for partition, span in spans.items():
             if partition in file.held:
                 heir.held.add(partition)
                 self.parts.ledger.hold(heir.file_id, partition, span.first)
@@ -577,8 +578,8 @@ class Archiver:
         for file in list(self.files.values()):
             if not file.held.isdisjoint(partitions):
                 file.held -= partitions
-                self._close_soon(file)
                 file.kept = True
+                self._close_soon(file)
 
     def abandon(self, partitions: frozenset[TopicPartition]) -> None:
         """Let go of partitions: their files are deleted, unless they hold records of others too, or
@@ -590,9 +591,9 @@ class Archiver:
             file.held -= partitions
             if file.held or file.kept:
                 self._close_soon(file)
-
             else:
                 self._discard(file)
+
     def _let_go(self, partitions: frozenset[TopicPartition]) -> None:
         self.parts.ledger.drop(partitions)
         self.uncommitted.drop(partitions)
@@ -645,9 +646,9 @@ class Archiver:
             if self.pauses.active("memory") and self._held_memory() < bound * 0.8:
                 self.pauses.end("memory")
             return
-        if not self.pauses.active("memory"):
-            self._flush_largest(bound // 2)
-            self._roll_oldest(bound * 3 // 4)
+        # What the files themselves take cannot be flushed, so the buffers get what is left of the half.
+        self._flush_largest(bound // 2 - FILE_BYTES * len(self.files))
+        self._roll_oldest(bound * 3 // 4)
         deadline = self.parts.clock.monotonic() + 1.0
         while self._held_memory() >= bound * 0.8:
             self.settle(self.parts.inbox.wait(TAKE_SECS))

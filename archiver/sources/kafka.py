@@ -116,15 +116,14 @@ class KafkaSource:
             messages = self._consumer.consume(TAKE_RECORDS, min(timeout_secs, TAKE_SECS_MAX))
         except ck.KafkaException as error:
             raise SourceFatalError(f"the Kafka client cannot go on: {error}") from error
-        self._taking = False
+        # An error from here on leaves `_taking` set: the client counts as passed what nobody was given.
         self._raise_if_dead()
-        if not messages:
-            return ()
         records, events = split_events(messages)
         for event in events:
             self._notice(event)
         taken = batches(records, self._partitions.active)
         self._partitions.handed_out(taken)
+        self._taking = False
         return taken
 
     def positions(self) -> Mapping[TopicPartition, int]:

@@ -1,0 +1,479 @@
+"""What docs/internals.md says of the loop, step by step: the unchanged `Archiver` on parts that a test moves.
+
+Schedules nobody thought of are the simulation's; here each claim has one schedule that can be read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import confluent_kafka as ck
+import pytest
+
+from archiver.bounds import Bounds
+from archiver.domain.archive_file import FILE_BYTES
+from archiver.domain.batch import RecordBatch, TopicPartition
+from archiver.domain.keys import KeyMaker, KeyTemplate
+from archiver.domain.ledger import OffsetLedger
+from archiver.domain.rolling import FlushPolicy, RollPolicy
+from archiver.domain.routing import Router
+from archiver.domain.sealed import Checksums, ObjectKey, SealedFile
+from archiver.errors import SourceFatalError, SpoolError
+from archiver.events import Event
+from archiver.inbox import QueueInbox
+from archiver.pipeline import LOCAL_FAILURES_MAX, WRITE_RETRY_SECS, Archiver, Parts, Policy
+from archiver.ports import (
+    BrokerView,
+    FileDamaged,
+    FileDurable,
+    FileSealed,
+    FrameWritten,
+    PartitionListener,
+    RefusedFile,
+    Result,
+    SealFailed,
+    UploadState,
+    WriteFailed,
+)
+from archiver.settings.models import Kafka
+from archiver.sources.kafka import KafkaSource
+
+P, Q = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+@dataclass
+class Outside:
+    """Source, writers, uploads, disk and clock in one: they do what the test says, when it says so."""
+
+    now: float = 1_000.0
+    batches: list[RecordBatch] = field(default_factory=list)
+    client_positions: dict[TopicPartition, int] = field(default_factory=dict)
+    offered: list[dict[TopicPartition, int]] = field(default_factory=list)
+    confirmed: list[dict[TopicPartition, int]] = field(default_factory=list)
+    paused: bool = False
+    calls: list[str] = field(default_factory=list)
+    appended: list[tuple[int, int, list[bytes]]] = field(default_factory=list)
+    seals: list[int] = field(default_factory=list)
+    discarded: list[int] = field(default_factory=list)
+    uploads: dict[int, SealedFile] = field(default_factory=dict)
+    abandoned: list[int] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    # clock, disk, emit
+    def monotonic(self) -> float:
+        self.now += 0.001
+        return self.now
+
+    def wall(self) -> float:
+        return 1_790_000_000.0
+
+    def free_bytes(self) -> int:
+        return 1 << 40
+
+    # source
+    def start(self, listener: PartitionListener) -> None: ...
+
+    def take(self, timeout_secs: float) -> Sequence[RecordBatch]:
+        taken, self.batches = self.batches, []
+        return taken
+
+    def positions(self) -> Mapping[TopicPartition, int]:
+        return self.client_positions
+
+    def commit(self, marks: Mapping[TopicPartition, int]) -> bool:
+        self.offered.append(dict(marks))
+        return True
+
+    def commit_and_confirm(self, marks: Mapping[TopicPartition, int], timeout_secs: float) -> bool:
+        self.calls.append("commit")
+        self.confirmed.append(dict(marks))
+        return True
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+
+    def view(self) -> Mapping[TopicPartition, BrokerView]:
+        return {}
+
+    def ready(self) -> str | None:
+        return None
+
+    def queued_bytes(self) -> int:
+        return 0
+
+    def stop_taking(self) -> None:
+        self.calls.append("stop taking")
+
+    # writers
+    def append(self, file_id: int, chunk: int, values: list[bytes]) -> None:
+        self.appended.append((file_id, chunk, values))
+
+    def seal(self, file_id: int) -> None:
+        self.calls.append("seal")
+        self.seals.append(file_id)
+
+    def discard(self, file_id: int) -> None:
+        self.discarded.append(file_id)
+
+    def label(self, file_id: int, key: ObjectKey) -> None: ...
+
+    def state(self) -> UploadState:
+        return UploadState(0, 0, 0, None)
+
+    def abandon(self, file_id: int) -> None:
+        self.abandoned.append(file_id)
+
+    def submit(self, sealed: SealedFile | RefusedFile) -> None:
+        assert isinstance(sealed, SealedFile)
+        self.uploads[sealed.file_id] = sealed
+
+    def closer(self, name: str) -> Any:
+        outside = self
+
+        class Closing:
+            def __getattr__(self, wanted: str) -> Any:
+                return getattr(outside, wanted)
+
+            def close(self, timeout_secs: float) -> None:
+                outside.calls.append(f"close {name}")
+
+        return cast(Any, Closing())
+
+
+class InboxOfTheTest(QueueInbox):
+    """Waiting passes the test's time, not ours."""
+
+    def __init__(self, outside: Outside) -> None:
+        super().__init__()
+        self._outside = outside
+
+    def wait(self, timeout_secs: float) -> list[Result]:
+        results = self.drain()
+        if not results:
+            self._outside.now += timeout_secs
+        return results
+
+
+class Bench:
+    """An `Archiver` with everything around it in the test's hands."""
+
+    def __init__(self, *, memory_bytes_max: int = 1 << 30, flush_records: int = 2) -> None:
+        self.outside = Outside()
+        self.inbox = InboxOfTheTest(self.outside)
+        outside: Any = self.outside
+        self.archiver = Archiver(
+            Parts(
+                source=outside.closer("source"),
+                ledger=OffsetLedger(),
+                router=Router(["_org_id"], "default", with_topic=True),
+                keys=KeyMaker(KeyTemplate("{hour}"), "jsonl", lambda digits: "0" * digits),
+                writers=outside.closer("writers"),
+                uploader=outside.closer("uploader"),
+                dead_letters=outside.closer("dead letters"),
+                inbox=self.inbox,
+                clock=outside,
+                disk=outside,
+                emit=self.outside.events.append,
+                publish=lambda _: None,
+                beat=lambda _: None,
+            ),
+            Policy(
+                roll=RollPolicy(1 << 30, 3_600),
+                flush=FlushPolicy(1 << 20, flush_records, 3_600),
+                bounds=Bounds(memory_bytes_max, 1 << 40, 0),
+                codec="none",
+                commit_interval_secs=0.0,
+                drain_timeout_secs=0.05,
+                shutdown_timeout_secs=0.3,
+            ),
+        )
+        self.archiver.start()
+        self.archiver.assigned({P: None, Q: None})
+
+    def take(self, partition: TopicPartition, first: int, count: int = 1, org: str = "a") -> None:
+        """One turn that brings `count` records of an organisation."""
+        value = b'{"_org_id":"%s"}' % org.encode()
+        offsets = list(range(first, first + count))
+        self.outside.batches.append(RecordBatch(partition, [value] * count, offsets))
+        self.archiver.turn()
+
+    def seal_and_upload(self, file_id: int, size: int = 10) -> None:
+        """The writer seals the file and the store confirms it."""
+        self.sealed(file_id, size)
+        self.inbox.put(FileDurable(file_id))
+        self.archiver.turn()
+
+    def sealed(self, file_id: int, size: int = 10) -> None:
+        self.inbox.put(FileSealed(file_id, size, Checksums(0), f"uploads/{file_id}"))
+        self.archiver.turn()
+
+
+# --- the mark ---------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_offered_before_the_store_has_confirmed_and_then_the_whole_mark_is() -> None:
+    """[D1], [D3]: held while buffered, written and sealed; the position once nothing is held."""
+    bench = Bench()
+    bench.take(P, 0, 2)
+    assert [chunk[:2] for chunk in bench.outside.appended] == [(1, 1)]
+    bench.inbox.put(FrameWritten(1, 1, 10))
+    bench.archiver.turn()
+    bench.archiver.roll_all("request")
+    bench.sealed(1)
+    assert set(bench.outside.uploads) == {1}
+    assert all(marks.get(P, 0) <= 0 for marks in bench.outside.offered)
+    bench.outside.client_positions = {P: 5}  # three markers behind the last record
+    bench.inbox.put(FileDurable(1))
+    bench.archiver.turn()
+    assert bench.outside.offered[-1] == {P: 5}
+
+
+def test_a_file_that_does_not_upload_holds_back_only_partitions_it_has_records_of() -> None:
+    """[D1], c01: a fails, b rolls on; the other partition's commit passes."""
+    bench = Bench()
+    bench.take(P, 0, 2, "a")
+    bench.take(P, 2, 2, "b")
+    bench.take(Q, 0, 2, "b")
+    for file_id in (1, 2):
+        bench.inbox.put(FrameWritten(file_id, 1, 10))
+    bench.inbox.put(FrameWritten(2, 2, 20))
+    bench.archiver.roll_all("request")
+    bench.archiver.turn()
+    bench.seal_and_upload(2)
+    assert bench.outside.offered[-1] == {P: 0, Q: 2}
+
+
+def test_records_that_an_error_took_away_again_are_not_passed() -> None:
+    """[D1], [D4]: the client dies while it hands out records: its position counts them, no one has them."""
+
+    class Client:
+        """Pops its records, moves its position past them, and dies in the same call."""
+
+        at = 0
+
+        def consume(self, most: int, timeout: float) -> list[Any]:
+            self.at = 2
+            failure = ck.KafkaError(ck.KafkaError._FATAL, "fenced", fatal=True)
+            values = [ck.Message(topic="t", partition=0, offset=n, value=b"v") for n in range(2)]
+            return [*values, ck.Message(topic="t", partition=0, offset=-1, value=b"text", error=failure)]
+
+        def position(self, partitions: list[Any]) -> list[Any]:
+            return [ck.TopicPartition("t", 0, self.at)]
+
+    outside: Any = Outside()
+    kafka = Kafka(brokers=("127.0.0.1:9",), topics=("t",))
+    source = KafkaSource(kafka, outside.events.append, outside, logger=logging.getLogger("quiet"))
+    source.start(outside)
+    source._lookout.stop(0.0)
+    source._partitions.readable = [ck.TopicPartition("t", 0)]
+    source._partitions.active.add(P)
+    source._consumer = cast(Any, Client())
+    with pytest.raises(SourceFatalError):
+        source.take(0.0)
+    assert source.positions() == {}
+
+
+# --- failed writes ----------------------------------------------------------------------------------------
+
+
+def test_what_a_failed_write_leaves_goes_to_a_successor_that_holds_it_before_the_old_file_lets_go() -> None:
+    """[B2], [D10]: the mark never passes it, and its order is kept in the successor."""
+    bench = Bench()
+    bench.take(P, 0, 2)
+    bench.take(P, 2, 2)
+    bench.take(P, 4, 1)
+    bench.inbox.put(FrameWritten(1, 1, 10))
+    bench.inbox.put(WriteFailed(1, 2, 10, True, "full"))
+    bench.archiver.turn()
+    assert bench.outside.seals == [1]
+    bench.seal_and_upload(1)
+    assert bench.outside.offered[-1] == {P: 2}
+    bench.outside.now += WRITE_RETRY_SECS
+    bench.archiver.turn()
+    assert [(chunk[0], len(chunk[2])) for chunk in bench.outside.appended] == [(1, 2), (1, 2), (2, 3)]
+
+
+def test_a_successor_that_was_abandoned_is_replaced() -> None:
+    """[D4]: P is lost between the failures of two chunks; what the second holds of Q gets a file."""
+    bench = Bench()
+    bench.take(P, 0, 2)
+    bench.take(Q, 0, 2)
+    bench.inbox.put(WriteFailed(1, 1, 0, True, "full"))
+    bench.archiver.turn()
+    bench.archiver.lost(frozenset([P]))
+    bench.inbox.put(WriteFailed(1, 2, 0, True, "full"))
+    bench.inbox.put(SealFailed(1, False, "there is no frame in it to seal"))
+    bench.archiver.turn()
+    bench.outside.now += WRITE_RETRY_SECS
+    bench.archiver.turn()
+    heir, chunk, values = bench.outside.appended[-1]
+    assert heir in bench.archiver.files and len(values) == 2
+    bench.inbox.put(FrameWritten(heir, chunk, 10))
+    bench.archiver.roll_all("request")
+    bench.archiver.turn()
+    bench.seal_and_upload(heir)
+    assert bench.outside.offered[-1] == {Q: 2}
+
+
+@pytest.mark.parametrize("outcome", ["sealed", "abandoned"])
+def test_a_pause_for_a_full_disk_ends_though_no_frame_is_written_any_more(outcome: str) -> None:
+    """[B2]: a seal that failed for want of space succeeds later, or nobody wants it any more."""
+    bench = Bench()
+    bench.take(P, 0, 2)
+    bench.inbox.put(FrameWritten(1, 1, 10))
+    bench.archiver.roll_all("request")
+    bench.inbox.put(SealFailed(1, True, "full"))
+    bench.archiver.turn()
+    assert bench.outside.paused
+    if outcome == "abandoned":
+        bench.archiver.lost(frozenset([P]))
+    bench.outside.now += WRITE_RETRY_SECS
+    bench.archiver.turn()
+    if outcome == "sealed":
+        assert bench.outside.paused, "the answer is still to come"
+        bench.sealed(1)
+    bench.archiver.turn()
+    assert not bench.outside.paused
+
+
+def test_one_error_counts_once_however_many_chunks_were_under_way() -> None:
+    """[D10]: only failures in a row end the process, and chunks behind a failed one fail with it."""
+    bench = Bench()
+    chunks = LOCAL_FAILURES_MAX + 2
+    for n in range(chunks):
+        bench.take(P, 2 * n, 2)
+    for n in range(chunks):
+        bench.inbox.put(WriteFailed(1, n + 1, 0, False, "I/O error"))
+    bench.archiver.turn()
+    heir = next(iter(bench.archiver.open.values()))
+    assert len(heir.values) == 2 * chunks
+
+
+def test_a_local_write_that_keeps_failing_ends_the_process() -> None:
+    """[D10]"""
+    bench = Bench()
+    bench.take(P, 0, 2)
+    with pytest.raises(SpoolError, match="the spool cannot be written: I/O error"):
+        for file_id in range(1, LOCAL_FAILURES_MAX + 1):
+            bench.inbox.put(WriteFailed(file_id, 1, 0, False, "I/O error"))
+            bench.archiver.turn()
+            bench.outside.now += WRITE_RETRY_SECS
+            bench.archiver.turn()
+            assert bench.outside.appended[-1][0] == file_id + 1
+    assert file_id == LOCAL_FAILURES_MAX
+
+
+# --- bounds -----------------------------------------------------------------------------------------------
+
+
+def test_at_the_memory_bound_buffers_make_room_also_for_what_the_files_themselves_take() -> None:
+    """[B1]: half of the bound in files, half in buffers; otherwise records would wait for the flush age."""
+    routes = 100
+    bench = Bench(memory_bytes_max=2 * routes * FILE_BYTES, flush_records=1_000)
+    for n in range(routes):
+        bench.take(P, 12 * n, 12, f"org-{n}")
+    assert not bench.outside.appended
+    n = routes
+    while not bench.outside.appended:
+        bench.take(P, 12 * n, 12, f"org-{n % routes}")
+        n += 1
+    written = bench.outside.appended
+    for file_id, chunk, values in written:
+        bench.inbox.put(FrameWritten(file_id, chunk, sum(map(len, values))))
+    bench.archiver.turn()
+    bench.archiver.turn()
+    assert bench.archiver.memory < 0.25 * 2 * routes * FILE_BYTES
+    assert not bench.outside.paused
+
+
+# --- partitions that go, and the end ------------------------------------------------------------------------
+
+
+def test_a_revoked_partition_is_sealed_uploaded_and_committed_and_other_files_stay_open() -> None:
+    """[D5], step by step; what is not durable in time is abandoned."""
+    bench = Bench()
+    bench.take(P, 0, 2, "a")
+    bench.take(Q, 0, 2, "b")
+    for file_id in (1, 2):
+        bench.inbox.put(FrameWritten(file_id, 1, 10))
+    bench.inbox.put(FileSealed(1, 10, Checksums(0), "uploads/1"))
+    bench.inbox.put(FileDurable(1))
+    bench.outside.calls.clear()
+    bench.archiver.revoked(frozenset([P]))
+    assert bench.outside.calls == ["seal", "commit"]
+    assert bench.outside.seals == [1]
+    assert bench.outside.confirmed == [{P: 2}]
+    assert [file.file_id for file in bench.archiver.open.values()] == [2]
+
+
+def test_a_file_with_only_abandoned_records_is_deleted_and_one_with_others_is_uploaded_whole() -> None:
+    """[D5]"""
+    bench = Bench()
+    bench.take(P, 0, 2, "a")
+    bench.take(P, 2, 2, "both")
+    bench.take(Q, 0, 2, "both")
+    for file_id, chunk in ((1, 1), (2, 1), (2, 2)):
+        bench.inbox.put(FrameWritten(file_id, chunk, 10 * chunk))
+    bench.archiver.turn()
+    bench.archiver.lost(frozenset([P]))
+    assert bench.outside.discarded == [1]
+    assert bench.outside.seals == [2]
+    bench.seal_and_upload(2)
+    assert bench.outside.uploads[2].records == 4
+    assert bench.outside.offered[-1] == {Q: 2}
+
+
+def test_a_late_success_of_an_abandoned_upload_commits_nothing() -> None:
+    """[D4], c07: also not after the partition has come back."""
+    bench = Bench()
+    bench.take(P, 0, 2)
+    bench.inbox.put(FrameWritten(1, 1, 10))
+    bench.archiver.roll_all("request")
+    bench.sealed(1)
+    bench.archiver.lost(frozenset([P]))
+    assert bench.outside.abandoned == [1]
+    bench.archiver.assigned({P: None})
+    bench.outside.offered.clear()
+    bench.inbox.put(FileDurable(1))
+    bench.archiver.turn()
+    assert all(P not in marks for marks in bench.outside.offered)
+
+
+def test_a_stop_takes_nothing_more_seals_uploads_commits_and_leaves_in_this_order() -> None:
+    """[D6]"""
+    bench = Bench()
+    bench.take(P, 0, 2)
+    bench.inbox.put(FrameWritten(1, 1, 10))
+    bench.inbox.put(FileSealed(1, 10, Checksums(0), "uploads/1"))
+    bench.inbox.put(FileDurable(1))
+    bench.outside.calls.clear()
+    bench.archiver.stop("SIGTERM")
+    assert bench.archiver.finish() == 0
+    assert bench.outside.calls == [
+        "stop taking",
+        "seal",
+        "commit",
+        "close source",
+        "close writers",
+        "close uploader",
+        "close dead letters",
+    ]
+    assert bench.outside.confirmed == [{P: 2}]
+
+
+def test_a_damaged_file_ends_the_process_with_status_1_and_no_commit_passes_it() -> None:
+    """[D10], c35"""
+    bench = Bench()
+    bench.take(P, 0, 2)
+    bench.inbox.put(FrameWritten(1, 1, 10))
+    bench.archiver.roll_all("request")
+    bench.sealed(1)
+    bench.inbox.put(FileDamaged(1, "gone"))
+    assert bench.archiver.run() == 1
+    assert all(marks.get(P, 0) <= 0 for marks in [*bench.outside.offered, *bench.outside.confirmed])
