@@ -247,6 +247,8 @@ class LogOutput:
     def _set_level(self, logger: logging.Logger, level: int) -> None:
         self._undo.callback(logger.setLevel, logger.level)
         logger.setLevel(level)
+        self._undo.callback(setattr, logger, "propagate", logger.propagate)
+        logger.propagate = True  # google-auth cuts its own off as soon as it is imported
 
     def _set(self, module: Any, name: str, value: object) -> None:
         self._undo.callback(setattr, module, name, getattr(module, name))
