@@ -148,7 +148,7 @@ def _policy(settings: Settings) -> Policy:
         roll=RollPolicy(settings.archive.roll_size_bytes, settings.roll_interval_secs),
         flush=FlushPolicy(buffer.flush_bytes, buffer.flush_records, buffer.flush_age_secs),
         bounds=Bounds(
-            memory_bytes_max=buffer.max_bytes - _prefetch_bytes(settings),
+            memory_bytes_max=buffer.max_bytes - _queue_bytes(settings),
             spool_bytes_max=buffer.max_spool_bytes,
             free_bytes_min=buffer.min_free_disk_bytes,
         ),
@@ -161,6 +161,13 @@ def _policy(settings: Settings) -> Policy:
 
 def _prefetch_bytes(settings: Settings) -> int:
     return settings.buffer.max_bytes // PREFETCH_SHARE
+
+
+def _queue_bytes(settings: Settings) -> int:
+    """What the source may hold of `buffer.max_bytes`; half at most, or nothing is left for buffers."""
+    if settings.transport == "kafka":
+        return _prefetch_bytes(settings)
+    return min(settings.grpc.max_queue_bytes, settings.buffer.max_bytes // 2)
 
 
 def _source(settings: Settings, emit: Emit, clock: Clock) -> Source:
@@ -194,10 +201,10 @@ def _router(settings: Settings) -> Router:
 
 
 def _dead_letters(settings: Settings, inbox: Inbox, emit: Emit, spool: SpoolDirectory) -> DeadLetters:
-    from archiver.sources.kafka_client import connection_properties
+    from archiver.sources.kafka_client import admin_properties
 
     route_of = None if settings.transport == "grpc" else lambda: _router(settings).route_of
-    properties = connection_properties(settings.kafka)
+    properties = admin_properties(settings.kafka)
     return dead_letters(
         settings.dlq, settings.buffer.spool_dir, properties, route_of, inbox, emit, spool.remove
     )
