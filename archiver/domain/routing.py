@@ -99,7 +99,8 @@ class _Routes(dict[Key, str]):
 
     def __missing__(self, key: Key) -> str:
         route, reason = self._resolve(key)
-        self._bytes += len(route) + (len(key) if isinstance(key, (str, bytes)) else 64)
+        fields = key if isinstance(key, tuple) else (key,)
+        self._bytes += len(route) + sum(len(f) if isinstance(f, (str, bytes)) else 64 for f in fields)
         self[key] = route
         if reason is not None:
             self.reasons[key] = reason

@@ -11,7 +11,7 @@ import pytest
 
 from archiver.domain.batch import RecordBatch, Span, TopicPartition
 from archiver.domain.keys import encode_segment
-from archiver.domain.routing import REASONS, Router
+from archiver.domain.routing import CACHE_BYTES_MAX, REASONS, Router
 from tests.unit.hostile_records import hostile_value
 
 P0 = TopicPartition("events", 0)
@@ -203,3 +203,13 @@ def test_the_table_of_routes_is_bounded() -> None:
     for start in range(0, 400_000, 1000):
         made.route_batch(batch(*(f'{{"_org_id":"{start + i}"}}'.encode() for i in range(1000))))
     assert max(map(len, made._routes.values())) <= 201_000
+
+
+def test_the_table_of_routes_is_bounded_in_bytes_too_with_several_fields() -> None:
+    """[B1]: hostile values of two fields, each a megabyte long and never the same."""
+    made = router("a", "b")
+    for n in range(100):
+        value = b'{"a":"%d%s","b":"%d%s"}' % (n, b"x" * (1 << 20), n, b"y" * (1 << 20))
+        made.route_batch(batch(value))
+        held = sum(len(part) for routes in made._routes.values() for key in routes for part in key)
+        assert held <= CACHE_BYTES_MAX + (4 << 20)
