@@ -1,4 +1,4 @@
-"""What the cases from the field share: records of organisations, settings, a watch over commits, an S3 side."""
+"""What the cases from the field share: records, settings, a watch over commits, load, an S3 side."""
 
 from __future__ import annotations
 
@@ -62,14 +62,33 @@ def settings_for(kafka: KafkaServer, topic: str, more: Mapping[str, Any] | None 
     return settings
 
 
+def commits(kafka: KafkaServer, topic: str) -> dict[int, int]:
+    """Committed offsets above 0 (0 says as much as none)."""
+    return {partition: offset for partition, offset in kafka.committed(topic, topic).items() if offset}
+
+
 def committed_nothing(kafka: KafkaServer, topic: str) -> bool:
-    """Whether no record has been committed (offset 0 says as much as none)."""
-    return not any(kafka.committed(topic, topic).values())
+    """Whether no record has been committed."""
+    return not commits(kafka, topic)
 
 
 def caught_up(kafka: KafkaServer, topic: str, timeout_secs: float = 40, group: str | None = None) -> None:
     """Wait until the group has committed everything that the topic holds."""
     wait_until(lambda: kafka.lag(group or topic, topic) == 0, timeout_secs, f"lag 0 on {topic}")
+
+
+def consumed(daemon: Daemon, records: int, timeout_secs: float = 20) -> None:
+    """Wait until this process has taken so many records."""
+
+    def has() -> bool:
+        return daemon.metrics().total("records_consumed_total") == records
+
+    wait_until(has, timeout_secs, f"{records} records taken")
+
+
+def files_archived(daemon: Daemon, files: int, timeout_secs: float = 15) -> None:
+    """Wait until a `file://` destination holds so many files, or more."""
+    wait_until(lambda: len(archive_files(daemon)) >= files, timeout_secs, f"{files} files")
 
 
 def assert_stored(
@@ -132,7 +151,7 @@ class CommitWatch:
                 continue
             for answer in answers:
                 steps = self.steps[answer.partition]
-                if answer.error is None and answer.offset >= 0 and answer.offset != (steps or [None])[-1]:
+                if answer.error is None and answer.offset >= 0 and answer.offset not in steps[-1:]:
                     steps.append(answer.offset)
 
     def assert_never_back(self) -> None:
@@ -160,7 +179,14 @@ class Load:
     ) -> None:
         self.records: list[tuple[str, bytes]] = []
         self._topic, self._partitions, self._orgs, self._per_sec = topic, partitions, orgs, per_sec
-        self._producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 5, "log_level": 0})
+        self._producer = Producer(
+            {
+                "bootstrap.servers": kafka.bootstrap,
+                "linger.ms": 5,
+                "enable.idempotence": True,  # a broker that dies must not make it produce twice
+                "log_level": 0,
+            }
+        )
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.failures: list[str] = []
@@ -220,14 +246,14 @@ class S3Side:
             },
         }
 
-    def keys(self) -> list[str]:
+    def listing(self) -> list[str]:
         """Keys of archive files."""
         return [key for key in self.server.keys(self.bucket, f"{PREFIX}/") if ".jsonl" in key]
 
     def archive(self, template_segments: int = 4) -> Archive:
         """All archive files, decoded."""
         objects: dict[str, bytes] = {}
-        for key in self.keys():
+        for key in self.listing():
             content = self.server.read(self.bucket, key)
             assert content is not None
             objects[key.removeprefix(f"{PREFIX}/")] = content

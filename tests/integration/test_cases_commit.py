@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ from tests.integration.cases import (
     blocked_route,
     caught_up,
     committed_nothing,
+    consumed,
+    files_archived,
     settings_for,
     value,
 )
@@ -46,9 +49,9 @@ def test_c01_a_failing_route_holds_the_commit_while_others_go_on(
         for pair in range(5):
             kafka.produce(topic, [record for _, record in records[2 * pair : 2 * pair + 2]])
             taken = 2 * pair + 2
-            wait_until(lambda n=taken: daemon.metrics().total("records_consumed_total") == n, 10)
+            consumed(daemon, taken, 10)
             daemon.roll()
-            wait_until(lambda n=pair + 1: len(archive_files(daemon)) == n, 10, "b's next file")
+            files_archived(daemon, pair + 1, 10)
         wait_until(lambda: daemon.metrics().total("uncommitted_archived_bytes") > 0, 5)
         assert daemon.metrics().total("upload_retries_total") >= 1
         assert daemon.metrics().total("upload_retries_total", kind="not_a_directory") >= 1
@@ -60,6 +63,11 @@ def test_c01_a_failing_route_holds_the_commit_while_others_go_on(
     assert daemon.stop() == 0
     assert kafka.committed(topic, topic) == {0: 10}
     assert_stored(topic, records, daemon.archive())
+
+
+def stored(side: S3Side, org: str) -> bool:
+    """Whether an object of the organisation is there."""
+    return any(f"/{org}/" in key for key in side.listing())
 
 
 def test_c02_a_refused_object_is_not_passed_by_a_later_one(
@@ -82,15 +90,15 @@ def test_c02_a_refused_object_is_not_passed_by_a_later_one(
     for n, org in enumerate("abc"):
         records.append((org, value(org, n)))
         kafka.produce(topic, [records[-1][1]])
-        wait_until(lambda taken=n + 1: daemon.metrics().total("records_consumed_total") == taken, 10)
+        consumed(daemon, n + 1, 10)
         daemon.roll()
         if org != "b":
-            wait_until(lambda o=org: any(f"/{o}/" in key for key in s3_side.keys()), 10)
+            wait_until(partial(stored, s3_side, org), 10)
     wait_until(lambda: refused and kafka.committed(topic, topic) == {0: 1}, 10, "a commit of the first")
     daemon.kill()
     s3_side.proxy.heal()
     daemon.start()
-    wait_until(lambda: daemon.metrics().total("records_consumed_total") == 2, 10, "reading from the commit")
+    consumed(daemon, 2, 10)
     daemon.roll()
     caught_up(kafka, topic)
     assert daemon.stop() == 0
@@ -116,7 +124,7 @@ def test_c03_a_throttled_completion_brings_the_file_later_and_the_commit_then(
     assert committed_nothing(kafka, topic)
     caught_up(kafka, topic)
     assert len([r for r in s3_side.proxy.requests if completes(r)]) >= 4
-    assert len(s3_side.keys()) == 1
+    assert len(s3_side.listing()) == 1
     assert daemon.metrics().total("files_sealed_total", reason="age") == 1
     assert daemon.metrics().total("upload_retries_total") >= 1
     assert daemon.stop() == 0
@@ -171,7 +179,7 @@ def test_c05_refused_commits_are_counted_and_catch_up_without_new_records(
         for n in range(5):
             records.append(("a", value("a", n)))
             broker.produce_all([(topic, 0, records[-1][1])])
-            wait_until(lambda files=n + 1: len(archive_files(daemon)) >= files, 10, "uploads that go on")
+            files_archived(daemon, n + 1, 10)
         wait_until(lambda: daemon.metrics().total("commits_total", outcome="failed") >= 5, 10)
         assert broker.lag(topic, topic) == 5
         assert daemon.metrics().total("uncommitted_archived_bytes") > 0
@@ -228,7 +236,7 @@ def test_c07_a_late_success_commits_nothing_for_a_revoked_partition(
     moved = other.status()["partitions"][0]["partition"]
     kept = 1 - moved
     assert time.monotonic() - began < 8, "the drain waited for the slow upload"
-    wait_until(lambda: len(s3_side.keys()) == 2, 20, "the late successes")
+    wait_until(lambda: len(s3_side.listing()) == 2, 20, "the late successes")
     wait_until(lambda: kafka.committed(topic, topic).get(kept) == 20, 10, "the commit of what was kept")
     time.sleep(1)
     assert not kafka.committed(topic, topic).get(moved)
@@ -249,7 +257,7 @@ def test_c08_a_kill_with_open_files_and_a_lost_spool_loses_nothing(
     daemon = make_daemon(settings_for(kafka, topic, merged(BY_HAND, {"buffer": {"flush_records": 500}})))
     daemon.start()
     kafka.produce(topic, [record for _, record in records])
-    wait_until(lambda: daemon.metrics().total("records_consumed_total") == 5_000, 20)
+    consumed(daemon, 5_000, 20)
     daemon.kill()
     assert committed_nothing(kafka, topic)
     shutil.rmtree(daemon.root / "spool")
@@ -288,7 +296,7 @@ def test_a_frozen_broker_stops_no_upload_and_the_commit_comes_when_it_is_back(
     daemon = make_daemon(settings_for(own_kafka, topic, more)).start()
     records = [("a", value("a", n)) for n in range(100)]
     own_kafka.produce(topic, [record for _, record in records])
-    wait_until(lambda: daemon.metrics().total("records_consumed_total") == 100, 10)
+    consumed(daemon, 100, 10)
     own_kafka.freeze()
     wait_until(lambda: len(archive_files(daemon)) == 1, 15, "an upload without a broker")
     time.sleep(2)
