@@ -10,6 +10,8 @@ from concurrent.futures import ProcessPoolExecutor
 from tests.sim.schedule import run_schedule
 from tests.sim.world import Violation
 
+TOLD_EVERY = 20_000
+
 
 def _run_range(first: int, count: int) -> list[tuple[int, str]]:
     failures = []
@@ -37,9 +39,13 @@ def main() -> int:
         for first in range(args.first, args.first + args.seeds, step)
     ]
     failures: list[tuple[int, str]] = []
+    done = 0
     with ProcessPoolExecutor(args.jobs) as pool:
         for found in pool.map(_run_range, *zip(*ranges, strict=True)):
             failures += found
+            done += step
+            if done % TOLD_EVERY == 0:
+                print(f"{done} schedules in {time.monotonic() - started:.0f} s", flush=True)
             for seed, text in found:
                 print(f"seed {seed}: {text}\n  trace: make sim SEED={seed}", flush=True)
     secs = time.monotonic() - started

@@ -163,12 +163,13 @@ class SimSource:
     def __init__(self, world: World, broker: SimBroker, roll: Callable[[], None]) -> None:
         self.world = world
         self.broker = broker
+        self.delivered: set[TopicPartition] = set()
+        """Partitions of ours that have delivered something since they were given to us."""
         self.owned: dict[TopicPartition, int] = {}
         """What we have been told is ours, and the generation: may be older than the broker's."""
         self._roll = roll
         self._listener: PartitionListener | None = None
         self._position: dict[TopicPartition, int] = {}
-        self._delivered: set[TopicPartition] = set()
         self._paused = self._stopped = self._in_callback = False
         self._sent: _Commit | None = None
         self.in_memory: Callable[[], set[bytes]] = set
@@ -213,7 +214,7 @@ class SimSource:
             records = self.broker.behind(partition, self._position[partition], rng.randint(1, 8))
             if records:
                 self._position[partition] = records[-1].offset + 1
-                self._delivered.add(partition)
+                self.delivered.add(partition)
                 values = [record.value for record in records]
                 batches.append(RecordBatch(partition, values, [record.offset for record in records]))
         return batches
@@ -223,7 +224,7 @@ class SimSource:
         if self._in_callback:
             raise Violation("positions are asked for inside a callback")
         found = {}
-        for partition in self._delivered:
+        for partition in self.delivered:
             if not self.broker.behind(partition, self._position[partition], 1):
                 self._position[partition] = self.broker.ends[partition]
             found[partition] = self._position[partition]
@@ -309,7 +310,7 @@ class SimSource:
         for partition in gone:
             self.owned.pop(partition, None)
             self._position.pop(partition, None)
-            self._delivered.discard(partition)
+            self.delivered.discard(partition)
 
     # --- commits ----------------------------------------------------------------------------
 

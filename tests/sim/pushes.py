@@ -55,7 +55,8 @@ class SimPushSource:
         world.may_die()
         if not self._stopped and not self.dead:
             self._senders.push(self.queue, world.rng.randint(0, 8))
-        self.dead = self.dead or world.chance("source_fatal")
+        fault = "dies_in_drain" if self._stopped else "source_fatal"
+        self.dead = self.dead or world.chance(fault)
         if self.dead:
             raise SourceFatalError("simulated: the listener has died")
         if world.chance("ops_roll"):

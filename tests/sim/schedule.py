@@ -5,6 +5,7 @@ from __future__ import annotations
 from archiver.domain.archive_file import FILE_BYTES
 from archiver.errors import FatalError
 from archiver.pipeline import Policy
+from tests.sim.group import SimSource
 from tests.sim.process import Outside, Process, draw_policy
 from tests.sim.pushes import SimPushSource
 from tests.sim.world import Killed, Record, Violation, World
@@ -162,7 +163,8 @@ def _settle(process: Process) -> None:
     behind = None
     if outside.broker is not None:
         behind = {p: (outside.broker.committed.get(p), end) for p, end in outside.broker.ends.items()}
-    raise Violation(f"no progress after faults have stopped: {behind}, {len(process.archiver.files)} files")
+    files = [f"{file.file_id} {file.state}" for file in process.archiver.files.values()]
+    raise Violation(f"no progress after faults have stopped: {behind}, files {files}")
 
 
 def _settled(process: Process) -> bool:
@@ -174,11 +176,15 @@ def _settled(process: Process) -> bool:
     assert broker is not None
     if any(p not in broker.epochs for p in broker.partitions):
         return False
-    # a partition that has delivered nothing commits nothing [D3]; its end may be a marker
-    return all(
-        broker.committed.get(p, 0) == broker.ends[p] or not broker.behind(p, broker.next_offset(p), 1)
-        for p in broker.partitions
-    )
+    source = process.source
+    assert isinstance(source, SimSource)
+    for partition in broker.partitions:
+        if broker.committed.get(partition, 0) == broker.ends[partition]:
+            continue
+        # a partition that has delivered nothing commits nothing [D3]; its end may be a marker
+        if partition in source.delivered or broker.behind(partition, broker.next_offset(partition), 1):
+            return False
+    return True
 
 
 def _stop_clean(process: Process) -> None:

@@ -12,6 +12,7 @@ from archiver.errors import DamagedFileError, KeyTakenError, RefusedError, Store
 from archiver.ports import (
     DeadLettersFailed,
     DeadLettersWritten,
+    FileDamaged,
     FileSealed,
     FrameWritten,
     Inbox,
@@ -104,10 +105,18 @@ class SimWriters:
         self._store = store
         self._holder = holder
         self._life = world.lives
+        self._stalled_until = 0.0
         self._queues: tuple[deque[Callable[[], None]], ...] = (deque(), deque())
 
     def turn(self) -> bool:
-        """Carry out one command; False where there is none."""
+        """Carry out one command; False where there is none, or the disk stalls."""
+        if self.world.now < self._stalled_until:
+            return False
+        if self.world.chance("disk_stalls"):
+            self._stalled_until = self.world.now + self.world.rng.uniform(0.5, 4.0)
+        return self._carry_out()
+
+    def _carry_out(self) -> bool:
         queues = [queue for queue in self._queues if queue]
         if not queues:
             return False
@@ -177,7 +186,7 @@ class SimWriters:
 
     def close(self, timeout_secs: float) -> None:
         """What is queued is carried out first."""
-        while self.turn():
+        while self._carry_out():
             pass
 
 
@@ -321,7 +330,9 @@ class SimDeadLetters:
             return True
         self._waiting.remove(refused)
         file = self.world.spool.pop(refused.sealed.file_id, None)
-        if file is not None:
+        if file is None:
+            self._inbox.put(FileDamaged(refused.sealed.file_id, "the refused file is gone"))
+        else:
             self.world.dead.update(file.values())
             self._inbox.put(DeadLettersWritten(refused.sealed.file_id))
         return True
