@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from archiver.domain.batch import TopicPartition
@@ -35,13 +36,13 @@ class Drain:
         Runs inside the source's callback, so positions are not asked for: records that the client
         has taken off its queue but not handed out would count as passed.
         """
-        deadline = self._started + self._archiver.policy.drain_timeout_secs
         commit_secs = min(COMMIT_SECS, self._archiver.policy.drain_timeout_secs / 4)
         before = self._undurable(partitions)
-        self._until_durable(partitions, deadline - commit_secs)
+        self._until_durable(partitions, lambda: self._revoke_deadline() - commit_secs)
         marks = {p: mark for p, mark in self._parts.ledger.committable().items() if p in partitions}
         if marks:
-            self._parts.source.commit_and_confirm(marks, deadline - self._parts.clock.monotonic())
+            left_secs = self._revoke_deadline() - self._parts.clock.monotonic()
+            self._parts.source.commit_and_confirm(marks, left_secs)
         left = self._undurable(partitions)
         self._parts.emit(
             Drained(
@@ -52,20 +53,27 @@ class Drain:
             )
         )
 
+    def _revoke_deadline(self) -> float:
+        """The drain's own, or earlier: a process that is to stop takes half of a stop's time for it."""
+        policy, asked_at = self._archiver.policy, self._archiver.stop_asked_at
+        deadline = self._started + policy.drain_timeout_secs
+        return deadline if asked_at is None else min(deadline, asked_at + policy.shutdown_timeout_secs / 2)
+
     def shutdown(self, reason: str) -> None:
         """Stop taking, seal everything, upload, commit, leave: in that order, within the timeout."""
         archiver, parts = self._archiver, self._parts
         timeout = archiver.policy.shutdown_timeout_secs
-        deadline = self._started + timeout
+        asked_at = self._started if archiver.stop_asked_at is None else archiver.stop_asked_at
+        deadline = asked_at + timeout
         parts.emit(
             Stopping(
                 reason=reason, open_files=len(archiver.open), pending_uploads=parts.uploader.state().waiting
             )
         )
         parts.source.stop_taking()
-        self._take_the_rest(self._started + timeout / 2)
+        self._take_the_rest(asked_at + timeout / 2)
         kept_back = min(COMMIT_SECS + CLOSE_SECS, timeout / 3)
-        self._until_durable(None, deadline - kept_back)
+        self._until_durable(None, lambda: deadline - kept_back)
         self._commit_all(deadline - min(CLOSE_SECS, timeout / 6))
         left = len(archiver.files)
         remaining = max(deadline - parts.clock.monotonic(), 0.5)
@@ -92,13 +100,18 @@ class Drain:
             archiver.settle(parts.inbox.drain())
             archiver.pulse(parts.clock.monotonic())
 
-    def _until_durable(self, partitions: frozenset[TopicPartition] | None, deadline: float) -> None:
-        """Seal, and seal again what failed writes moved to successors, until there is nothing to wait for."""
+    def _until_durable(
+        self, partitions: frozenset[TopicPartition] | None, deadline: Callable[[], float]
+    ) -> None:
+        """Seal, and seal again what failed writes moved to successors, until there is nothing to wait for.
+
+        The deadline is asked for again and again: a request to stop brings it forward.
+        """
         archiver, parts = self._archiver, self._parts
         archiver.roll_all("shutdown" if partitions is None else "revoked", partitions)
-        while self._undurable(partitions) and (now := parts.clock.monotonic()) < deadline:
+        while self._undurable(partitions) and (now := parts.clock.monotonic()) < (until := deadline()):
             archiver.pulse(now)
-            archiver.settle(parts.inbox.wait(min(WAIT_SECS, deadline - now)))
+            archiver.settle(parts.inbox.wait(min(WAIT_SECS, until - now)))
             archiver.retry_local_writes()
             archiver.roll_all("shutdown" if partitions is None else "revoked", partitions)
 

@@ -130,6 +130,8 @@ class Archiver:
         self._dirty: OrderedDict[int, ArchiveFile] = OrderedDict()
         self._opened: OrderedDict[int, ArchiveFile] = OrderedDict()
         self._next_id = 1
+        self.stop_asked_at: float | None = None
+        """Monotonic time of the request to stop: the time for it runs from there, whatever is going on."""
         self._stop_reason: str | None = None
         self._fatal: str | None = None
         self._write_retry_at = 0.0
@@ -157,6 +159,7 @@ class Archiver:
 
     def stop(self, reason: str) -> None:
         """Ask the loop to end after the turn it is in; from any thread."""
+        self.stop_asked_at = self.parts.clock.monotonic()
         self._stop_reason = reason
 
     def fail(self, reason: str) -> None:
