@@ -6,8 +6,10 @@ Schedules nobody thought of are the simulation's; here each claim has one schedu
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import confluent_kafka as ck
@@ -21,7 +23,14 @@ from archiver.domain.ledger import OffsetLedger
 from archiver.domain.rolling import FlushPolicy, RollPolicy
 from archiver.domain.routing import Router
 from archiver.domain.sealed import Checksums, ObjectKey, SealedFile
-from archiver.errors import SourceFatalError, SpoolError
+from archiver.errors import (
+    DamagedFileError,
+    KeyTakenError,
+    SourceFatalError,
+    SpoolError,
+    StoreError,
+    TransientStoreError,
+)
 from archiver.events import Event
 from archiver.inbox import QueueInbox
 from archiver.pipeline import LOCAL_FAILURES_MAX, WRITE_RETRY_SECS, Archiver, Parts, Policy
@@ -37,9 +46,11 @@ from archiver.ports import (
     SealFailed,
     UploadState,
     WriteFailed,
+    WriterIdTaken,
 )
 from archiver.settings.models import Kafka
 from archiver.sources.kafka import KafkaSource
+from archiver.uploads import BACKOFF_SECS_MAX, BREAKER_FAILURES, UploadSchedule
 
 P, Q = TopicPartition("t", 0), TopicPartition("t", 1)
 
@@ -477,3 +488,91 @@ def test_a_damaged_file_ends_the_process_with_status_1_and_no_commit_passes_it()
     bench.inbox.put(FileDamaged(1, "gone"))
     assert bench.archiver.run() == 1
     assert all(marks.get(P, 0) <= 0 for marks in [*bench.outside.offered, *bench.outside.confirmed])
+
+
+# --- uploads ------------------------------------------------------------------------------------------------
+
+
+class Pool:
+    """The schedule with attempts that a test ends."""
+
+    def __init__(self, in_flight_max: int = 2) -> None:
+        self.inbox = QueueInbox()
+        self.removed: list[int] = []
+        self.schedule = UploadSchedule(
+            self.inbox,
+            lambda event: None,
+            lambda sealed: self.removed.append(sealed.file_id),
+            lambda: "f" * 12,
+            random.Random(1),
+            in_flight_max,
+        )
+        self.now = 0.0
+
+    def add(self, file_id: int) -> None:
+        key = ObjectKey(f"t/a/0001-{file_id}", "3f9a", "jsonl")
+        sealed = SealedFile(
+            file_id, Path(f"{file_id}"), key, 10, Checksums(0), 1, 10, "none", f"nonce-{file_id}"
+        )
+        self.schedule.add(sealed, self.now)
+
+    def attempt(self, outcome: StoreError | None) -> SealedFile | None:
+        """Whose turn it is, ended at once; None where it is nobody's."""
+        sealed = self.schedule.begin(self.now)
+        if sealed is not None:
+            self.schedule.end(sealed, outcome, self.now)
+        return sealed
+
+
+def test_a_failed_attempt_gives_its_worker_back_and_the_next_file_has_its_turn() -> None:
+    """[D1], c41: one worker, one file that always fails, and nine that get through."""
+    pool = Pool(in_flight_max=1)
+    for file_id in range(10):
+        pool.add(file_id)
+    assert pool.attempt(TransientStoreError("server", "no", whole_store=False)) is not None
+    others = [pool.attempt(None) for _ in range(9)]
+    assert [sealed.file_id for sealed in others if sealed is not None] == list(range(1, 10))
+    assert pool.inbox.drain() == [FileDurable(file_id) for file_id in range(1, 10)]
+    assert pool.removed == list(range(1, 10))
+    assert pool.attempt(None) is None, "it waits before it is tried again"
+    pool.now += BACKOFF_SECS_MAX
+    again = pool.attempt(None)
+    assert again is not None and again.file_id == 0
+
+
+def test_while_the_store_is_away_one_attempt_at_a_time_goes_and_its_success_frees_all() -> None:
+    """[S6]"""
+    pool = Pool(in_flight_max=4)
+    for file_id in range(BREAKER_FAILURES + 4):
+        pool.add(file_id)
+    for _ in range(BREAKER_FAILURES):
+        assert pool.attempt(TransientStoreError("network", "away")) is not None
+    assert pool.schedule.state().store_down is not None
+    pool.now += BACKOFF_SECS_MAX
+    probing = pool.schedule.begin(pool.now)
+    assert probing is not None
+    assert pool.schedule.begin(pool.now) is None, "one at a time"
+    pool.schedule.end(probing, None, pool.now)
+    assert pool.schedule.state().store_down is None
+    assert len([pool.schedule.begin(pool.now) for _ in range(4)]) == 4
+
+
+def test_a_taken_key_gets_a_longer_writer_id_and_the_pipeline_hears_of_it() -> None:
+    """[K4]: the object that is there is left alone."""
+    pool = Pool()
+    pool.add(1)
+    pool.attempt(KeyTakenError("somebody else's"))
+    again = pool.attempt(None)
+    assert again is not None
+    assert str(again.key) == f"t/a/0001-1-{'f' * 12}.jsonl"
+    assert pool.inbox.drain() == [WriterIdTaken(), FileDurable(1)]
+
+
+def test_a_damaged_file_is_told_once_and_stays() -> None:
+    """[D10]: it is never taken for uploaded, and never tried again."""
+    pool = Pool()
+    pool.add(1)
+    pool.attempt(DamagedFileError("gone"))
+    assert pool.inbox.drain() == [FileDamaged(1, "gone")]
+    assert not pool.removed
+    assert pool.attempt(None) is None
