@@ -106,6 +106,44 @@ def test_every_alert_says_what_it_is_and_where_to_read_on() -> None:
         assert name in headings
 
 
+def _first_column(page: Path, heading: str) -> list[str]:
+    section = page.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return re.findall(r"^\| (`[^|]+`) \|", section, re.M)
+
+
+SOURCE = "".join(path.read_text() for path in sorted((ROOT / "archiver").rglob("*.py")))
+
+
+def test_every_reason_for_not_being_ready_is_one_that_the_archiver_gives() -> None:
+    """[O2]: the page's words are the program's, up to what is filled in."""
+    reasons = _first_column(OPERATIONS, "Why it is not ready")
+    assert len(reasons) >= 16
+    for reason in reasons:
+        for part in reason.strip("`").split("…"):
+            assert part.strip(" s:") in SOURCE, reason
+
+
+def test_every_reason_for_a_pause_and_every_reason_of_kafka_is_on_the_page() -> None:
+    """[O2]: the other way round."""
+    page = OPERATIONS.read_text()
+    pauses = re.search(r"_PAUSE_WORDS = \{(.*?)\n\}", SOURCE, re.S)
+    assert pauses is not None
+    for words in re.findall(r'": "([^"]+)"', pauses[1]):
+        assert words.split(",")[0].removesuffix(" on the spool's disk") in page, words
+    ready = re.search(r"None once the group has been joined.*?return None", SOURCE, re.S)
+    assert ready is not None
+    for words in re.findall(r'return f?"([^"{]+)', ready[0]):
+        assert words.strip() in page, words
+
+
+def test_every_kind_of_failed_upload_on_the_page_is_one_that_is_counted() -> None:
+    rows = _first_column(ROOT / "docs" / "troubleshooting.md", "The store")
+    kinds = [kind for row in rows for kind in re.findall(r"`(\w+)`", row)]
+    assert len(kinds) > 8
+    for kind in kinds:
+        assert f'"{kind}"' in SOURCE, kind
+
+
 @pytest.mark.servers
 def test_prometheus_takes_the_rules_and_they_fire_when_they_should() -> None:
     done = subprocess.run(
