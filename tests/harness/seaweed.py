@@ -22,12 +22,17 @@ _PORTS = ("master", "filer", "volume", "admin")
 class SeaweedFS:
     """The server with one account, and a look into it that does not go through the archiver's code.
 
-    `metadata` and the like take whole keys, prefix included. Buckets are made by `create_bucket` alone.
+    The account has two pairs of key and secret (`credentials`), to rotate between. `metadata` and the like
+    take whole keys, prefix included. Buckets are made by `create_bucket` alone.
     """
 
     def __init__(self, log_dir: Path, data_dir: Path) -> None:
         self.access_key_id = "archiver" + secrets.token_hex(6)
         self.secret_access_key = secrets.token_hex(20)
+        self.credentials = (
+            (self.access_key_id, self.secret_access_key),
+            ("rotated" + secrets.token_hex(6), secrets.token_hex(20)),
+        )
         self.port = free_port()
         self.endpoint = f"http://127.0.0.1:{self.port}"
         data_dir.mkdir(parents=True, exist_ok=True)
@@ -45,9 +50,9 @@ class SeaweedFS:
         self.client = self._client()
 
     def _identities(self, data_dir: Path) -> Path:
-        credentials = {"accessKey": self.access_key_id, "secretKey": self.secret_access_key}
+        credentials = [{"accessKey": key, "secretKey": secret} for key, secret in self.credentials]
         actions = ["Admin", "Read", "List", "Tagging", "Write"]
-        config = {"identities": [{"name": "archiver", "credentials": [credentials], "actions": actions}]}
+        config = {"identities": [{"name": "archiver", "credentials": credentials, "actions": actions}]}
         path = data_dir / "identities.json"
         path.write_text(json.dumps(config))
         return path
