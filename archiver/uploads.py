@@ -3,7 +3,7 @@
 One attempt a turn: a file that fails gives its worker back and waits in a heap with backoff and
 jitter, so that eight failing routes never stop a ninth ([D1], [S6]). When attempts fail one after
 the other for reasons of the whole store, a breaker opens and one attempt at a time goes through,
-the file that has been tried least first.
+the file that would have been due first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ BACKOFF_SECS_MAX = 60.0
 """[S6]: exponential with full upper half jitter between these."""
 
 PROBE_SECS_MAX = 5.0
-"""While the breaker is open, the longest wait between two attempts of any file."""
+"""While the breaker is open, the longest wait between two attempts of any file, due or not: so long at most
+does a store that is back stand idle."""
 
 BREAKER_FAILURES = 8
 """Failures in a row, none of them about one file alone, that open the breaker."""
@@ -90,7 +91,7 @@ class UploadSchedule:
             return None
         if self._down is not None and (self._in_flight or now < self._probe_at):
             return None
-        while self._due and self._due[0][0] <= now:
+        while self._due and (self._due[0][0] <= now or self._down is not None):
             _, _, file_id = heapq.heappop(self._due)
             waiting = self._files.get(file_id)
             if waiting is not None:
@@ -104,9 +105,7 @@ class UploadSchedule:
         """How long until `begin` may have something, at most 60 s; finished attempts wake earlier."""
         if not self._due or self._in_flight >= self._in_flight_max:
             return BACKOFF_SECS_MAX
-        due = self._due[0][0]
-        if self._down is not None:
-            due = max(due, self._probe_at)
+        due = self._due[0][0] if self._down is None else self._probe_at
         return min(max(due - now, 0.001), BACKOFF_SECS_MAX)
 
     def end(self, sealed: SealedFile, outcome: StoreError | None, now: float) -> None:
@@ -161,6 +160,8 @@ class UploadSchedule:
         wait = _backoff(waiting.attempts, BACKOFF_SECS_MAX, self._rng)
         if error.whole_store:
             self._store_fails(error, now)
+        elif self._down is not None:  # says nothing about the store: ask again soon, but not at once
+            self._probe_at = now + BACKOFF_SECS_MIN
         if waiting.abandoned:
             self._finish(waiting, None, keep=False)
             return

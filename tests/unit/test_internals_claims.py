@@ -50,7 +50,13 @@ from archiver.ports import (
 )
 from archiver.settings.models import Kafka
 from archiver.sources.kafka import KafkaSource
-from archiver.uploads import BACKOFF_SECS_MAX, BREAKER_FAILURES, UploadSchedule
+from archiver.uploads import (
+    BACKOFF_SECS_MAX,
+    BACKOFF_SECS_MIN,
+    BREAKER_FAILURES,
+    PROBE_SECS_MAX,
+    UploadSchedule,
+)
 
 P, Q = TopicPartition("t", 0), TopicPartition("t", 1)
 
@@ -555,6 +561,23 @@ def test_while_the_store_is_away_one_attempt_at_a_time_goes_and_its_success_free
     pool.schedule.end(probing, None, pool.now)
     assert pool.schedule.state().store_down is None
     assert len([pool.schedule.begin(pool.now) for _ in range(4)]) == 4
+
+
+def test_a_store_that_is_back_is_found_within_seconds_however_long_it_was_away() -> None:
+    """[S6]: while it is away its files are tried in turn, each file's own wait aside; never in a hurry."""
+    pool = Pool()
+    pool.add(1)
+    error = TransientStoreError("network", "away")
+    for _ in range(BREAKER_FAILURES):
+        pool.now += BACKOFF_SECS_MAX
+        assert pool.attempt(error) is not None
+    for about_the_file in (False, True, False):
+        wait = pool.schedule.wait_secs(pool.now)
+        assert BACKOFF_SECS_MIN / 2 <= wait <= PROBE_SECS_MAX
+        assert pool.attempt(error) is None, "not before"
+        pool.now += wait
+        again = TransientStoreError("integrity", "bad", whole_store=False) if about_the_file else error
+        assert pool.attempt(again) is not None
 
 
 def test_a_taken_key_gets_a_longer_writer_id_and_the_pipeline_hears_of_it() -> None:
