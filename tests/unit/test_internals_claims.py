@@ -17,12 +17,13 @@ import pytest
 
 from archiver.bounds import Bounds
 from archiver.domain.archive_file import FILE_BYTES
-from archiver.domain.batch import RecordBatch, TopicPartition
+from archiver.domain.batch import RecordBatch, Span, TopicPartition
 from archiver.domain.keys import KeyMaker, KeyTemplate
 from archiver.domain.ledger import OffsetLedger
 from archiver.domain.rolling import FlushPolicy, RollPolicy
 from archiver.domain.routing import Router
 from archiver.domain.sealed import Checksums, ObjectKey, SealedFile
+from archiver.domain.uncommitted import RUNS_MAX, UncommittedBytes
 from archiver.errors import (
     DamagedFileError,
     KeyTakenError,
@@ -407,6 +408,20 @@ def test_at_the_memory_bound_buffers_make_room_also_for_what_the_files_themselve
     bench.archiver.turn()
     assert bench.archiver.memory < 0.25 * 2 * routes * FILE_BYTES
     assert not bench.outside.paused
+
+
+def test_what_a_crash_would_double_is_known_in_bounded_memory_and_never_understated() -> None:
+    """[D7]: thousands of files above one commit are few runs; each counts until the commit has passed it."""
+    uncommitted = UncommittedBytes()
+    files = 10 * RUNS_MAX
+    for n in range(files):
+        uncommitted.archived({P: Span(n, n, 1)}, 10)
+    assert uncommitted.total() == 10 * files
+    assert len(uncommitted._runs[P]) <= RUNS_MAX
+    uncommitted.committed({P: files // 2})
+    assert 10 * files // 2 <= uncommitted.total() <= 10 * files // 2 * 1.05
+    uncommitted.committed({P: files})
+    assert uncommitted.total() == 0
 
 
 # --- partitions that go, and the end ------------------------------------------------------------------------
