@@ -28,6 +28,12 @@ def test_every_test_that_a_page_names_exists(page: Path) -> None:
     assert not named - known(), f"{page.name} names tests that do not exist"
 
 
+def test_every_planted_bug_that_the_internals_name_exists() -> None:
+    named = set(re.findall(r"`sim: (\w+)`", (ROOT / "docs" / "internals.md").read_text())) - {"name"}
+    planted = set(re.findall(r"^def (\w+)", (ROOT / "tests" / "sim" / "plants.py").read_text(), re.MULTILINE))
+    assert named and not named - planted
+
+
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_page_that_a_page_links_to_exists(page: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([\w-]*))?\)", page.read_text()):
