@@ -51,8 +51,9 @@ def log_ranges(
     found: dict[TopicPartition, LogRange] = {}
     for partition in partitions:
         low, high = answer_of(first.get(partition)), answer_of(end.get(partition))
-        if low is not None and high is not None:
-            found[partition] = LogRange(low.offset, high.offset)
+        if low is None or high is None or min(low.offset, high.offset) < 0:
+            continue  # a leader that kept silent gives a result without an error, but with an invalid offset
+        found[partition] = LogRange(low.offset, high.offset)
     return found
 
 
