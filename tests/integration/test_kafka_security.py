@@ -1,4 +1,4 @@
-"""What docs/security.md says: Kafka over SASL_SSL, what a wrong password looks like, who may read the disk."""
+"""What docs/security.md says: Kafka over SASL_SSL, what a wrong password looks like, who may read files."""
 
 from __future__ import annotations
 
@@ -142,5 +142,7 @@ def test_it_runs_as_a_user_who_may_write_spool_and_archive_alone(
         assert path.stat().st_uid == NOBODY
     assert daemon.stop() == 0
     assert compare({f"{topic}/acme": [b'{"_org_id":"acme"}']}, daemon.archive()).exact
+    archived = list((daemon.root / "archive").rglob("*.jsonl.zst"))
+    assert archived and all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in archived)
     written = {p for p in daemon.root.rglob("*") if p.stat().st_uid == NOBODY and p.is_file()}
     assert all(spool in path.parents or daemon.root / "archive" in path.parents for path in written)
