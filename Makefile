@@ -45,11 +45,11 @@ demo: $(READY) ## the daemon at work in under a minute; KEEP=1 leaves it running
 bench: setup ## throughput and memory against the baselines
 	$(PY) -m bench $(ARGS)
 
-chaos: setup ## kills, freezes and cut connections at random moments, for minutes
-	$(PYTEST) -m chaos -s $(ARGS)
+chaos: setup ## kills, freezes, rebalances: KILLS=200 or MINUTES=, SEED=; OUTAGE_SECS=600 takes the store away
+	$(if $(OUTAGE_SECS),OUTAGE_SECS=$(OUTAGE_SECS) $(PYTEST) -s tests/chaos/test_outage.py,$(PY) -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES),--kills $(or $(KILLS),200)))
 
-soak: setup ## hours of load: make soak ARGS=...
-	$(PYTEST) -m soak -s $(ARGS)
+soak: setup ## steady load, memory and handles told every minute: MINUTES=60
+	$(PY) -m tests.soak --minutes $(or $(MINUTES),60)
 
 COMPILE := $(VENV)/bin/pip-compile --quiet --strip-extras --allow-unsafe --generate-hashes --no-annotate --no-header \
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
