@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from archiver.bounds import Bounds, Pauses
-from archiver.domain.archive_file import FILE_BYTES, ArchiveFile
+from archiver.domain.archive_file import FILE_BYTES, RECORD_BYTES, ArchiveFile
 from archiver.domain.batch import RecordBatch, Spans, TopicPartition
 from archiver.domain.keys import KeyMaker
 from archiver.domain.rolling import FlushPolicy, RollPolicy, RollReason
@@ -208,7 +208,7 @@ class Archiver:
 
     def register(self, batches: Sequence[RecordBatch]) -> None:
         """Route batches into buffers, hold their offsets, and only then move the positions on."""
-        records = tombstones = multiline = 0
+        records = tombstones = multiline = raw_bytes = 0
         defaulted: Counter[str] = Counter()
         now = self.parts.clock.monotonic()
         for batch in batches:
@@ -217,13 +217,12 @@ class Archiver:
                 file = self.open.get(part.route)
                 if file is None:
                     file = self.open[part.route] = self._new_file(part.route, now)
-                self._note_buffered(file, now)
-                if batch.partition not in file.held:
+                if not file.values:
+                    self._note_buffered(file, now)
+                if file.add(batch.partition, part) and batch.partition not in file.held:
                     file.held.add(batch.partition)
                     self.parts.ledger.hold(file.file_id, batch.partition, part.span.first)
-                before = file.memory
-                file.add(batch.partition, part)
-                self.memory += file.memory - before
+                raw_bytes += part.raw_bytes
                 if self.policy.flush.full(file.buffered_bytes, len(file.values)):
                     self._flush(file)
             self.parts.ledger.advance(batch.partition, batch.offsets[-1] + 1)
@@ -232,6 +231,7 @@ class Archiver:
             multiline += routed.multiline
             if routed.defaulted:
                 defaulted.update(routed.defaulted)
+        self.memory += raw_bytes + RECORD_BYTES * (records - tombstones)
         self.parts.emit(RecordsTaken(records, tombstones, multiline, tuple(defaulted.items())))
 
     def _new_file(self, route: str, now: float) -> ArchiveFile:

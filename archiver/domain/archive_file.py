@@ -77,16 +77,17 @@ class ArchiveFile:
     requeued: int = 0
     """How many of the buffer's first records came from the predecessor's failed chunks."""
 
-    def add(self, partition: TopicPartition, part: Slice) -> None:
-        """Buffer a batch's records of this route."""
+    def add(self, partition: TopicPartition, part: Slice) -> bool:
+        """Buffer a batch's records of this route; True where the buffer had none of the partition."""
         self.values += part.values
         self.buffered_bytes += part.raw_bytes
         span = self.buffered_spans.get(partition)
         if span is None:
             self.buffered_spans[partition] = part.span
-        else:
-            span.last = part.span.last
-            span.count += part.span.count
+            return True
+        span.last = part.span.last
+        span.count += part.span.count
+        return False
 
     @property
     def memory(self) -> int:

@@ -358,6 +358,8 @@ def _ends_by_table(
 
 def _bytes_of(values: Sequence[bytes]) -> int:
     """Bytes of the values as lines."""
+    if len(values) == 1:  # all there is, where there are many routes
+        return len(values[0]) + 1
     return sum(map(len, values)) + len(values)
 
 
