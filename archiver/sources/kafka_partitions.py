@@ -122,7 +122,11 @@ class Partitions:
         return True
 
     def commit_first_marks(self) -> None:
-        """`latest` chose the end for a new group: commit that, so the choice outlives the process [D9]."""
+        """Commit at once where reading began if the next start could not find out again [D9].
+
+        That is the end that `latest` chose for a new group, and the beginning of a log that was written
+        anew: a commit that the broker still holds would fit it again as soon as it has grown.
+        """
         if self._first_marks and self._commits.start(self._first_marks):
             self._first_marks = {}
 
@@ -132,8 +136,7 @@ class Partitions:
             self._tell(partition, place)
             self.active.add(partition)
             self._commits.assigned(partition, place.committed, place.topic_id)
-            if place.at_first_start and place.committed is None:
-                # otherwise a restart before the first commit would skip what came meanwhile
+            if place.only_known_here:
                 self._first_marks[partition] = place.start.offset
         if found:
             self._listener.assigned({partition: place.committed for partition, place in found.items()})
@@ -145,8 +148,8 @@ class Partitions:
             self._tell(partition, place)
             if partition in anew:
                 self._starts.forget(partition)
-                self._first_marks.pop(partition, None)
                 self._commits.assigned(partition, None, place.topic_id)
+                self._first_marks[partition] = place.start.offset
         if anew:
             self._listener.restarted(anew)
 

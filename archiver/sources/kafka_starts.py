@@ -36,6 +36,17 @@ class Found:
     topic_id: str | None
     at_first_start: bool
 
+    @property
+    def only_known_here(self) -> bool:
+        """Whether another process, asking the broker before anything is committed, would start elsewhere.
+
+        Further on than here, that is, and records in between would be nobody's.
+        """
+        unknown = self.committed is None and (
+            self.at_first_start or self.start.reason == "committed_offset_vanished"
+        )
+        return unknown or self.start.anew
+
     def events(self, partition: TopicPartition) -> list[Event]:
         """What is to be said aloud about this start [D9]."""
         said: list[Event] = []

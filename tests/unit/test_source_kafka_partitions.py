@@ -174,3 +174,34 @@ def test_the_end_that_latest_chose_is_committed_at_once() -> None:
     group.partitions.commit_first_marks()
     assert group.committed == [{P0: 100}]
     assert group.events == [NoCommittedOffset("t", 0, 100, 0, 100), NoCommittedOffset("t", 1, 0, 0, 100)]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        found(300),  # beyond the end
+        found(70, rewritten="topic_recreated"),
+        found(None, LogRange(0, 400), vanished=300, reset="latest"),
+    ],
+    ids=["shorter log", "recreated", "vanished"],
+)
+def test_a_start_that_another_process_would_not_find_is_committed_at_once(place: Found) -> None:
+    """[D9]: what the broker still holds fits the new log once that has grown; a restart would be there."""
+    group = Group()
+    group.answers = {P0: place}
+    group.partitions.add([P0], leaving=False)
+    group.partitions.commit_first_marks()
+    assert group.committed == [{P0: place.start.offset}]
+
+
+def test_the_beginning_of_a_log_that_was_cut_under_our_eyes_is_committed_at_once() -> None:
+    """[D9]: the commit of the old log would fit the new one as soon as that has grown."""
+    group = Group()
+    group.answers = {P0: found(70)}
+    group.partitions.add([P0], leaving=False)
+    group.partitions.unreadable(P0, 70, "log_truncated")
+    group.answers = {P0: found(70, LogRange(3, 50), rewritten="log_truncated")}
+    group.partitions.place_pending()
+    group.partitions.commit_first_marks()
+    assert group.committed == [{P0: 3}]
+    assert group.told == [("assigned", {P0: 70}), ("restarted", frozenset({P0}))]
