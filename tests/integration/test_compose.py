@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,6 +144,9 @@ def test_prometheus_scrapes_it_and_evaluates_every_rule(prometheus: Prometheus) 
     rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "dfe-archiver.rules.yaml").read_text())
     assert set(prometheus.rules()) == {rule["alert"] for rule in rules["groups"][0]["rules"]}
     assert prometheus.query("ALERTS") == []
+    named = set(re.findall(r"\bdfe_archiver_\w+", json.dumps(rules)))
+    assert len(named) > 20
+    assert [name for name in sorted(named) if not prometheus.query(name)] == []
 
 
 def test_every_panel_of_the_dashboard_shows_something(
