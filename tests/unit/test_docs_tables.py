@@ -6,6 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
+
+from archiver.settings.load import load
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -26,6 +29,27 @@ def known() -> set[str]:
 def test_every_test_that_a_page_names_exists(page: Path) -> None:
     named = set(re.findall(r"\btest_\w+", page.read_text()))
     assert not named - known(), f"{page.name} names tests that do not exist"
+
+
+EXAMPLES = [
+    (page, block)
+    for page in DOCS
+    if page.name not in ("deployment.md", "configuration.md")  # those have tests of their own
+    for block in re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+]
+
+
+@pytest.mark.parametrize(("page", "block"), EXAMPLES, ids=[page.name for page, _ in EXAMPLES])
+def test_every_example_of_a_page_is_a_configuration(page: Path, block: str, tmp_path: Path) -> None:
+    """[C4]: with a destination and a topic where the page speaks of something else."""
+    (tmp_path / "file").write_text("{}")
+    settings = yaml.safe_load(re.sub(r"/etc/[\w./-]+", str(tmp_path / "file"), block))
+    settings.setdefault("archive", {}).setdefault("destination", "file:///archive")
+    if settings.get("transport") != "grpc":
+        settings.setdefault("kafka", {}).setdefault("topics", ["events"])
+    (tmp_path / "archiver.yaml").write_text(yaml.safe_dump(settings))
+    values = dict.fromkeys(re.findall(r"\$\{(\w+)\}", block), "value")
+    load(tmp_path / "archiver.yaml", values)
 
 
 def test_every_planted_bug_that_the_internals_name_exists() -> None:
