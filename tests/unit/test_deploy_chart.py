@@ -221,6 +221,22 @@ def test_replicas_are_left_to_whoever_scales() -> None:
     assert triggers[0]["metadata"]["bootstrapServers"] == "kafka-0:9092,kafka-1:9092"
 
 
+def test_lists_may_be_written_with_commas_and_words_in_any_case() -> None:
+    """As the archiver itself reads them."""
+    values = {
+        "config": {
+            "archive": {"destination": "s3://b/p"},
+            "kafka": {"topics": "events, audit", "brokers": "a:9092,b:9092"},
+        },
+        "autoscaling": {"kind": "keda"},
+    }
+    triggers = _one(rendered(None, values), "ScaledObject")["spec"]["triggers"]
+    assert [trigger["metadata"]["topic"] for trigger in triggers] == ["events", "audit"]
+    assert triggers[0]["metadata"]["bootstrapServers"] == "a:9092,b:9092"
+    service = _one(rendered(None, merged(MINIMAL, {"config": {"transport": "GRPC"}})), "Service")
+    assert [port["name"] for port in service["spec"]["ports"]] == ["metrics", "grpc"]
+
+
 @pytest.mark.parametrize(
     ("values", "told"),
     [
@@ -230,6 +246,7 @@ def test_replicas_are_left_to_whoever_scales() -> None:
         ({"s3": {"bukcet": "b"}}, "bukcet"),
         ({"config": {"kafka": {"topics": ["a"]}}}, "where should files go"),
         ({"archive": {"localPath": "archive"}}, "localPath"),
+        (merged(MINIMAL, {"config": {"shutdown_timeout_secs": "${STOP:-20}"}}), "write numbers"),
         (merged(MINIMAL, {"autoscaling": {"kind": "lag"}}), "kind"),
         (
             {

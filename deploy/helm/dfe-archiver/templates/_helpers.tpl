@@ -25,17 +25,25 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{- define "dfe-archiver.grpc" -}}
-{{- if eq (toString (dig "transport" "kafka" .Values.config)) "grpc" }}true{{ end }}
+{{- if eq (dig "transport" "kafka" .Values.config | toString | lower) "grpc" }}true{{ end }}
 {{- end }}
 
 {{/* Long enough for a rebalance's drain and the stop behind it, so that nothing is killed half-way. */}}
 {{- define "dfe-archiver.gracePeriod" -}}
 {{- $stop := dig "shutdown_timeout_secs" 20 .Values.config -}}
 {{- $drain := dig "kafka" "drain_timeout_secs" 20 .Values.config -}}
+{{- if or (contains "$" (toString $stop)) (contains "$" (toString $drain)) }}
+{{- fail "config.shutdown_timeout_secs and config.kafka.drain_timeout_secs: write numbers, the pod's grace period is made of them" }}
+{{- end }}
 {{- add (ceil (float64 $stop)) (ceil (float64 $drain)) 10 -}}
 {{- end }}
 
 {{- define "dfe-archiver.image" -}}
 {{- if .Values.image.digest }}{{ .Values.image.repository }}@{{ .Values.image.digest }}
 {{- else }}{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}{{ end }}
+{{- end }}
+
+{{/* A list, or one text with commas, as the archiver takes both. */}}
+{{- define "dfe-archiver.commas" -}}
+{{- if kindIs "string" . }}{{ . | nospace }}{{ else }}{{ join "," . }}{{ end }}
 {{- end }}
