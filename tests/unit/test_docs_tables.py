@@ -42,7 +42,7 @@ EXAMPLES = [
 @pytest.mark.parametrize(("page", "block"), EXAMPLES, ids=[page.name for page, _ in EXAMPLES])
 def test_every_example_of_a_page_is_a_configuration(page: Path, block: str, tmp_path: Path) -> None:
     """[C4]: with a destination and a topic where the page speaks of something else."""
-    (tmp_path / "file").write_text("{}")
+    (tmp_path / "file").write_text('{"type": "service_account"}')
     settings = yaml.safe_load(re.sub(r"/etc/[\w./-]+", str(tmp_path / "file"), block))
     settings.setdefault("archive", {}).setdefault("destination", "file:///archive")
     if settings.get("transport") != "grpc":
