@@ -670,8 +670,11 @@ class Archiver:
             self._flush(file)
 
     def _roll_oldest(self, target: int) -> None:
-        """Where the files themselves are what fills the memory, close the oldest until they fit."""
-        excess = len(self.files) - target // FILE_BYTES
+        """Where open files themselves are what fills the memory, close the oldest until they fit.
+
+        Those that are closed already count no more: they go as soon as the store takes them.
+        """
+        excess = len(self._opened) - target // FILE_BYTES
         for file in list(self._opened.values())[: max(excess, 0)]:
             self.roll(file, "space")
 

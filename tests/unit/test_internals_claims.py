@@ -410,6 +410,29 @@ def test_at_the_memory_bound_buffers_make_room_also_for_what_the_files_themselve
     assert not bench.outside.paused
 
 
+def test_while_the_store_is_away_open_files_are_not_shredded_at_the_memory_bound() -> None:
+    """[B1]: files that wait for their upload free memory by that alone; closing more of them helps nobody."""
+    bench = Bench(memory_bytes_max=40 * FILE_BYTES, flush_records=1)
+    for n in range(25):
+        bench.take(P, n, 1, f"waits-{n}")
+        bench.inbox.put(FrameWritten(n + 1, 1, 10))
+    bench.archiver.roll_all("request")
+    for n in range(25):
+        bench.sealed(n + 1)
+    for n in range(16):
+        bench.take(P, 25 + n, 1, f"open-{n}")
+        bench.inbox.put(FrameWritten(26 + n, 1, 10))
+    for _ in range(3):
+        bench.archiver.turn()
+    assert bench.outside.paused
+    assert bench.archiver.open_files == 16
+    for n in range(25):
+        bench.inbox.put(FileDurable(n + 1))
+    for _ in range(2):
+        bench.archiver.turn()
+    assert not bench.outside.paused
+
+
 def test_what_a_crash_would_double_is_known_in_bounded_memory_and_never_understated() -> None:
     """[D7]: thousands of files above one commit are few runs; each counts until the commit has passed it."""
     uncommitted = UncommittedBytes()
