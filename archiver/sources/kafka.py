@@ -25,7 +25,7 @@ from archiver.sources.kafka_client import admin_properties, consumer_properties,
 from archiver.sources.kafka_columns import batches, split_events
 from archiver.sources.kafka_commits import Commits
 from archiver.sources.kafka_lookout import Carried, Lookout
-from archiver.sources.kafka_offsets import our_partitions, wait_until_committed
+from archiver.sources.kafka_offsets import our_partitions, replaced_topics, wait_until_committed
 from archiver.sources.kafka_partitions import Partitions
 from archiver.sources.kafka_starts import Starts
 from archiver.sources.kafka_topics import Selection, Subscription
@@ -37,6 +37,8 @@ TAKE_SECS_MAX = 0.05
 """`consume` waits for all it was asked for, so the last records of a burst wait this long."""
 PREFETCH_BYTES_MAX = 64 << 20
 LEARN_SECS = 1.0
+REPLACED_ANSWER_SECS = 1.0
+"""How long a revoke or a loss waits to hear whether the topics still exist; silence counts as yes."""
 
 _UNREADABLE = frozenset({ck.KafkaError._AUTO_OFFSET_RESET, ck.KafkaError._LOG_TRUNCATION})
 
@@ -264,8 +266,8 @@ class KafkaSource:
         with self._died:
             partitions = our_partitions(revoked)
             ours = self._partitions.active.intersection(partitions)
-            if ours and not self._closing:
-                self._listener.revoked(frozenset(ours))
+            if ours and not self._closing and (there := self._still_there(ours)):
+                self._listener.revoked(there)
             self._let_go(partitions)
 
     def _on_lost(self, _consumer: ck.Consumer, lost: list[Any]) -> None:
@@ -274,9 +276,24 @@ class KafkaSource:
             ours = self._partitions.active.intersection(partitions)
             self._joined = False
             self._commits.dropped(frozenset(partitions))
-            if ours and not self._closing:
-                self._listener.lost(frozenset(ours))
+            if ours and not self._closing and (there := self._still_there(ours)):
+                self._listener.lost(there)
             self._let_go(partitions)
+
+    def _still_there(self, ours: Collection[TopicPartition]) -> frozenset[TopicPartition]:
+        """Of partitions that go, those whose topic is the one that was read.
+
+        One that is deleted, or made anew since, has no next owner for its records, and no broker takes
+        a commit for them: what files hold of them is nowhere else any more, so it is kept.
+        """
+        ids = {p.topic: self._commits.ids.get(p.topic) for p in ours}
+        replaced = replaced_topics(self._admin, ids, REPLACED_ANSWER_SECS)
+        gone = frozenset(p for p in ours if p.topic in replaced)
+        if gone:
+            self._commits.dropped(gone)
+            self._listener.restarted(gone)
+            self._listener.lost(gone)
+        return frozenset(ours) - gone
 
     def _let_go(self, partitions: Sequence[TopicPartition]) -> None:
         self._partitions.remove(partitions)

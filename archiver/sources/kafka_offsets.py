@@ -71,6 +71,26 @@ def topic_ids(admin: AdminClient, topics: Collection[str], timeout_secs: float) 
     return {topic: None if topic_id == NO_TOPIC_ID else topic_id for topic, topic_id in ids.items()}
 
 
+def replaced_topics(admin: AdminClient, ids: Mapping[str, str | None], timeout_secs: float) -> frozenset[str]:
+    """Topics that do not exist any more, or exist anew under another id than the one given.
+
+    Only those of which the broker says so: a topic about which it said nothing is not among them.
+    """
+    if not ids:
+        return frozenset()
+    answers = admin.describe_topics(ck.TopicCollection(sorted(ids)), request_timeout=timeout_secs)
+    wait(answers.values(), timeout_secs)
+    return frozenset(topic for topic, future in answers.items() if _replaced(future, ids[topic]))
+
+
+def _replaced(future: Future[Any], before: str | None) -> bool:
+    error = future.exception() if future.done() else None
+    if isinstance(error, ck.KafkaException):
+        return bool(error.args[0].code() == ck.KafkaError.UNKNOWN_TOPIC_OR_PART)
+    answer = answer_of(future)
+    return answer is not None and before is not None and str(answer.topic_id) not in (before, NO_TOPIC_ID)
+
+
 def _ask_offsets(
     admin: AdminClient, partitions: Collection[TopicPartition], spec: Any, isolation: Any, timeout_secs: float
 ) -> dict[TopicPartition, Future[Any]]:

@@ -12,7 +12,15 @@ from confluent_kafka import Producer
 
 from tests.harness.daemon import Daemon, wait_until
 from tests.harness.kafka import KafkaServer
-from tests.integration.cases import assert_stored, caught_up, committed_nothing, settings_for, value
+from tests.integration.cases import (
+    archive_files,
+    assert_stored,
+    caught_up,
+    committed_nothing,
+    consumed,
+    settings_for,
+    value,
+)
 from tests.integration.conftest import MakeDaemon
 
 
@@ -200,3 +208,33 @@ def test_a_topic_made_anew_while_it_runs_is_read_from_its_beginning(
     assert daemon.stop() == 0
     assert_stored(topic, old + new, daemon.archive(), exact=False)
     assert warnings(daemon, "offsets_skipped")
+
+
+@pytest.mark.parametrize("made_anew", [False, True])
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_topic_that_is_deleted_with_open_files_is_archived_and_holds_up_no_other(
+    made_anew: bool, protocol: str, kafka: KafkaServer, topic: str, make_daemon: MakeDaemon
+) -> None:
+    """[D5], [D9]: what was taken of it is in files alone and is archived; no commit of it is waited for."""
+    gone, stays = f"{topic}-gone", f"{topic}-stays"
+    for name in (gone, stays):
+        kafka.create_topic(name)
+    section = {"topics": [gone, stays], "topic_refresh_secs": 1, "group_protocol": protocol}
+    more = {"kafka": {**section, "drain_timeout_secs": 20}, "archive": {"roll_interval_secs": 3600}}
+    daemon = make_daemon(settings_for(kafka, topic, more)).start()
+    records = [("a", value("a", n)) for n in range(20)]
+    kafka.produce(gone, [record for _, record in records])
+    kafka.produce(stays, [record for _, record in records])
+    consumed(daemon, 40)
+    kafka.delete_topic(gone)
+    if made_anew:
+        kafka.create_topic(gone)
+    wait_until(lambda: len(archive_files(daemon)) == 1, 20, "the file of the deleted topic")
+    daemon.roll()
+    caught_up(kafka, stays, group=topic, timeout_secs=10)
+    drains = [entry["secs"] for entry in daemon.logs() if entry["event"] == "drained"]
+    assert max(drains, default=0) < 5, drains
+    assert daemon.stop() == 0
+    archive = daemon.archive()
+    assert_stored(stays, records, {route: f for route, f in archive.items() if route.startswith(stays)})
+    assert_stored(gone, records, {route: f for route, f in archive.items() if route.startswith(gone)})

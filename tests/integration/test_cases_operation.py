@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -28,6 +30,20 @@ from tests.integration.cases import (
     value,
 )
 from tests.integration.conftest import MakeDaemon
+
+
+@pytest.fixture(scope="module")
+def freezing_kafka(tmp_path_factory: pytest.TempPathFactory, log_dir: Path) -> Iterator[KafkaServer]:
+    """A broker of this module's own, to freeze."""
+    with KafkaServer(tmp_path_factory.mktemp("kafka"), log_dir, name="kafka-freezing") as server:
+        yield server
+
+
+@pytest.fixture
+def thawed(freezing_kafka: KafkaServer) -> Iterator[KafkaServer]:
+    """The same, thawed again whatever happened."""
+    yield freezing_kafka
+    freezing_kafka.thaw()
 
 
 def start_errors(daemon: Daemon, env: dict[str, str] | None = None) -> tuple[int, str]:
@@ -201,16 +217,16 @@ def test_c43_a_spool_bound_below_the_roll_size_is_a_start_error(
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_c44_with_a_frozen_coordinator_the_endpoints_answer_and_tell_the_truth(
-    protocol: str, own_kafka: KafkaServer, topic: str, make_daemon: MakeDaemon
+    protocol: str, thawed: KafkaServer, topic: str, make_daemon: MakeDaemon
 ) -> None:
     """[O2]: alive, not ready with the reason, each within its deadline; then ready again."""
-    own_kafka.create_topic(topic)
+    thawed.create_topic(topic)
     records = [("a", value("a", n)) for n in range(200)]
-    own_kafka.produce(topic, [record for _, record in records[:100]])
+    thawed.produce(topic, [record for _, record in records[:100]])
     more = {"kafka": {"group_protocol": protocol}}
-    daemon = make_daemon(settings_for(own_kafka, topic, more)).start()
-    caught_up(own_kafka, topic)
-    own_kafka.freeze()
+    daemon = make_daemon(settings_for(thawed, topic, more)).start()
+    caught_up(thawed, topic)
+    thawed.freeze()
     slowest, told = 0.0, ""
     deadline = time.monotonic() + 40
     while not told and time.monotonic() < deadline:
@@ -224,50 +240,50 @@ def test_c44_with_a_frozen_coordinator_the_endpoints_answer_and_tell_the_truth(
     assert "kafka cannot be used" in told or "not joined: waiting for group" in told, told
     wait_until(lambda: "kafka cannot be used" in daemon.get("/readyz")[1], 25, "the reason")
     assert slowest < 2, f"{slowest} s"
-    own_kafka.thaw()
-    own_kafka.produce(topic, [record for _, record in records[100:]])
+    thawed.thaw()
+    thawed.produce(topic, [record for _, record in records[100:]])
     wait_until(lambda: daemon.get("/readyz")[0] == 200, 40, "ready again")
-    caught_up(own_kafka, topic)
+    caught_up(thawed, topic)
     assert daemon.stop() == 0
     assert_stored(topic, records, daemon.archive(), exact=False)
 
 
-def test_c44_a_leader_that_keeps_silent_tells_no_offsets(own_kafka: KafkaServer, topic: str) -> None:
+def test_c44_a_leader_that_keeps_silent_tells_no_offsets(thawed: KafkaServer, topic: str) -> None:
     """[D9]: the client gives such an answer without an error, with offsets that mean nothing."""
-    own_kafka.create_topic(topic)
-    own_kafka.produce(topic, [b"{}"])
+    thawed.create_topic(topic)
+    thawed.produce(topic, [b"{}"])
     partition = TopicPartition(topic, 0)
-    admin = AdminClient({"bootstrap.servers": own_kafka.bootstrap, "log_level": 0})
+    admin = AdminClient({"bootstrap.servers": thawed.bootstrap, "log_level": 0})
     assert log_ranges(admin, [partition], 5, committed_only=True) == {partition: LogRange(0, 1)}
-    own_kafka.freeze()
+    thawed.freeze()
     assert log_ranges(admin, [partition], 1, committed_only=True) == {}
     assert log_ranges(admin, [partition], 1, committed_only=False) == {}
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_c44_a_stop_with_a_frozen_coordinator_keeps_its_time(
-    protocol: str, own_kafka: KafkaServer, topic: str, make_daemon: MakeDaemon
+    protocol: str, thawed: KafkaServer, topic: str, make_daemon: MakeDaemon
 ) -> None:
     """[D6]: files become durable all the same, the commit is given up, nothing is lost."""
-    own_kafka.create_topic(topic)
+    thawed.create_topic(topic)
     records = [("a", value("a", n)) for n in range(100)]
     more = {
         "kafka": {"group_protocol": protocol},
         "archive": {"roll_interval_secs": 3600},
         "shutdown_timeout_secs": 6,
     }
-    daemon = make_daemon(settings_for(own_kafka, topic, more)).start()
-    own_kafka.produce(topic, [record for _, record in records])
+    daemon = make_daemon(settings_for(thawed, topic, more)).start()
+    thawed.produce(topic, [record for _, record in records])
     consumed(daemon, 100, 10)
-    own_kafka.freeze()
+    thawed.freeze()
     began = time.monotonic()
     assert daemon.stop(timeout=20) == 0
     assert time.monotonic() - began < 8
     assert len(archive_files(daemon)) == 1
-    own_kafka.thaw()
+    thawed.thaw()
     daemon.settings["archive"]["roll_interval_secs"] = 1
     daemon.start()
-    caught_up(own_kafka, topic)
+    caught_up(thawed, topic)
     assert daemon.stop() == 0
     assert_stored(topic, records, daemon.archive(), exact=False)
 

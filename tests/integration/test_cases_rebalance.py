@@ -148,12 +148,12 @@ def test_c11_files_without_revoked_partitions_stay_open_when_members_come_and_go
 def test_c12_an_upload_longer_than_the_poll_interval_evicts_nobody(
     protocol: str, kafka: KafkaServer, topic: str, make_daemon: MakeDaemon, s3_side: S3Side
 ) -> None:
-    """A PUT of 400 s with default poll settings, to scale: 14 s, with 6 s of poll interval and session."""
+    """A PUT of 400 s with default poll settings, to scale: 12 s, with 5 s of poll interval and session."""
     kafka.create_topic(topic)
-    section = {"max_poll_interval_ms": 6_500, "group_protocol": protocol}
+    section = {"max_poll_interval_ms": 5_000, "session_timeout_ms": 5_000, "group_protocol": protocol}
     more = merged(s3_side.settings(), {"kafka": section, "archive": {"roll_interval_secs": 1}})
     daemon = make_daemon(settings_for(kafka, topic, more)).start()
-    s3_side.proxy.fail(Delay(14), when=lambda r: puts(r) and ".jsonl" in r.path)
+    s3_side.proxy.fail(Delay(12), when=lambda r: puts(r) and ".jsonl" in r.path)
     records = [("a", value("a", n)) for n in range(50)]
     kafka.produce(topic, [record for _, record in records])
     wait_until(lambda: kafka.lag(topic, topic) == 0, 40, "lag 0")

@@ -27,7 +27,7 @@ from tests.integration.cases import (
 from tests.integration.conftest import MakeDaemon
 
 PARTITIONS = 3
-KILLS = 5
+KILLS = 4
 """For each of five codecs."""
 CHAOS_KILLS = 40
 
@@ -56,7 +56,7 @@ def kill_again_and_again(
     ):
         for kill in range(kills):
             daemon.launch()
-            if kill % 5:  # every fifth is killed while it starts
+            if kill % 4:  # every fourth is killed while it starts
                 daemon.wait_ready()
             time.sleep(rng.uniform(0, 1.5))
             daemon.kill()
