@@ -9,10 +9,10 @@ SHELL  := bash
 export VENV
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint test test-fast sim demo bench chaos soak requirements clean
+.PHONY: help setup fmt lint test test-fast sim demo bench bench-destinations bench-grpc chaos soak requirements clean
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r t d; do printf '  make %-13s %s\n' "$$t" "$$d"; done
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r t d; do printf '  make %-18s %s\n' "$$t" "$$d"; done
 
 $(READY): deploy/requirements/dev.txt .ci/setup-python
 	@.ci/setup-python
@@ -42,8 +42,15 @@ sim: $(READY) ## the simulation: fresh seeds (SEEDS=20000), or one schedule told
 demo: $(READY) ## the daemon at work in under a minute; KEEP=1 leaves it running
 	@$(PY) -m tests.demo $(if $(KEEP),--keep)
 
-bench: setup ## throughput and memory against the baselines
-	$(PY) -m bench $(ARGS)
+BENCH_FLAGS = $(PARTS) $(if $(ALL),--all) $(if $(QUICK),--quick) $(if $(FORCE),--force)
+bench: setup ## throughput beside kcat, on a quiet machine; PARTS="codecs sizes", ALL=1, QUICK=1, FORCE=1
+	$(PY) -m bench $(BENCH_FLAGS) $(ARGS)
+
+bench-destinations: setup ## memory and throughput with 1,000, 10,000 and 100,000 destinations
+	$(PY) -m bench destinations $(BENCH_FLAGS) $(ARGS)
+
+bench-grpc: setup ## records a second of the gRPC source, beside echo servers
+	$(PY) -m bench.grpc_bench $(ARGS)
 
 chaos: setup ## kills, freezes, rebalances: KILLS=200 or MINUTES=, SEED=; OUTAGE_SECS=600 takes the store away
 	$(if $(OUTAGE_SECS),OUTAGE_SECS=$(OUTAGE_SECS) $(PYTEST) -s tests/chaos/test_outage.py,$(PY) -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES),--kills $(or $(KILLS),200)))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from bench.machine import BusyError, Others
+from bench.machine import BusyError
 
 ROUNDS = 3
 RETRIES = 2
@@ -97,7 +97,7 @@ def compare(
     case = Case(name, dict(params or {}), {side: [] for side in sides})
     watch.worst = 0.0
     for number in range(rounds):
-        order = list(sides) if number % 2 == 0 else list(reversed(sides))
+        order = list(sides) if number % 2 == 0 else list(sides)[::-1]
         for side in order:
             figures = _undisturbed(f"{name}, {side}", sides[side], watch)
             case.runs[side].append(dict(figures))

@@ -31,7 +31,8 @@ RUN_TIMEOUT_SECS = 900.0
 class Run:
     """One side once. `secs` from process start to the last byte archived; sizes in bytes.
 
-    `cpu_start_secs` is what the process used before it took its first record: imports, joining.
+    `start_secs` is from process start until the first records are taken: imports, and joining the group;
+    `cpu_start_secs` is the CPU it used in that time. `stop_secs` is from the last record on.
     """
 
     records: int
@@ -52,8 +53,10 @@ class Run:
     def figures(self) -> dict[str, float]:
         """Flat, for tables: MB are 10^6 bytes of values, GB 10^9."""
         work_cpu = self.cpu_secs - self.cpu_start_secs
-        return {
+        work_secs = self.secs - self.start_secs - self.stop_secs
+        figures = {
             "rate": self.rate,
+            "work_rate": self.records / max(work_secs, 1e-3),
             "mb_per_sec": self.raw_bytes / self.secs / 1e6,
             "secs": self.secs,
             "cpu_secs": self.cpu_secs,
@@ -61,10 +64,12 @@ class Run:
             "rate_per_core": self.records / max(work_cpu, 1e-3),
             "cores": self.cpu_secs / self.secs,
             "peak_mb": self.peak_bytes / 1e6,
-            "ratio": self.raw_bytes / self.archived_bytes if self.archived_bytes else 0.0,
             "start_secs": self.start_secs,
             "stop_secs": self.stop_secs,
         }
+        if self.archived_bytes:  # unknown on S3
+            figures["ratio"] = self.raw_bytes / self.archived_bytes
+        return figures
 
 
 @dataclass(frozen=True)
@@ -94,9 +99,7 @@ def kcat_pipe(topic: Topic, root: Path, compress: str, *, tuned: bool) -> Run:
         raise RuntimeError(f"kcat | {compress} ended with {status}")
     size = target.stat().st_size
     shutil.rmtree(root)
-    return Run(
-        topic.records, topic.raw_bytes, measured.secs, measured.cpu_secs, peak(), size, start_secs=0.0
-    )
+    return Run(topic.records, topic.raw_bytes, measured.secs, measured.cpu_secs, peak(), size, start_secs=0.0)
 
 
 # --- the archiver -----------------------------------------------------------------------------------
@@ -158,8 +161,8 @@ def _daemon(
 
 
 def _started(daemons: Sequence[Daemon], measured: _Measured) -> tuple[float, float]:
-    """When the first process has begun to take records, and the CPU all had used by then."""
-    while consumed(daemons[0]) is None:
+    """When the first records have been taken, and the CPU all processes had used by then."""
+    while not any(map(consumed, daemons)):
         _check(daemons, measured)
         time.sleep(0.02)
     return measured.so_far(), sum(cpu_secs(daemon.pid) for daemon in daemons)
