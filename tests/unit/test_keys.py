@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import random
 import re
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -172,3 +174,38 @@ def test_no_key_is_longer_than_the_longest_key(values: list[str], prefix: str) -
     prefix = prefix.strip("/")
     key = (prefix + "/" if prefix else "") + str(keys.next(route, 1e9))
     assert len(key.encode()) <= longest
+
+
+def hostile_text(rng: random.Random) -> str:
+    """A routing value out of the pieces that break paths, URLs and encodings."""
+    pieces = (
+        "..",
+        "/",
+        "\\",
+        "=",
+        "~",
+        "%2F",
+        "\0",
+        " ",
+        ".",
+        "é",
+        "\u202e",
+        "a",
+        "A",
+        "=2F",
+        "😀",
+        "\n",
+        "x" * 90,
+    )
+    return "".join(rng.choices(pieces, k=rng.randint(1, 8)))
+
+
+def test_a_hundred_thousand_hostile_values_keep_apart_and_under_the_prefix() -> None:
+    """[K5], c36: one segment each, none leaves its place, no two values share one."""
+    seed = time.time_ns()
+    rng = random.Random(seed)
+    values = {hostile_text(rng) for _ in range(100_000)}
+    segments = {encode_segment(value) for value in values}
+    assert len(segments) == len(values), f"seed {seed}"
+    safe = re.compile(r"[A-Za-z0-9_=~-][A-Za-z0-9._=~-]{0,199}")
+    assert all(map(safe.fullmatch, segments)), f"seed {seed}"
