@@ -151,7 +151,7 @@ def producers(context: Context) -> list[Case]:
 
 
 def growth(context: Context) -> list[Case]:
-    """The same work, more and more of it: does a record get dearer?"""
+    """The same work, more and more of it."""
     return [
         _beside_kcat(context, f"{records:,} records", Workload(records=records), records=records)
         for records in (250_000, 500_000, 1_000_000, 2_000_000, 4_000_000)
