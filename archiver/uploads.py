@@ -8,6 +8,7 @@ the file that would have been due first.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import random
 import threading
@@ -134,7 +135,7 @@ class UploadSchedule:
         waiting.abandoned = True
         if not waiting.running:
             del self._files[file_id]
-            self._remove(waiting.sealed)
+            self._tidy(waiting.sealed)
 
     def state(self) -> UploadState:
         """Counts for `/status`."""
@@ -189,9 +190,14 @@ class UploadSchedule:
     ) -> None:
         del self._files[waiting.sealed.file_id]
         if not keep or waiting.abandoned:
-            self._remove(waiting.sealed)
+            self._tidy(waiting.sealed)
         if result is not None:
             self._inbox.put(result)
+
+    def _tidy(self, sealed: SealedFile) -> None:
+        """Nobody needs the file any more; where it cannot be deleted the next start clears it away."""
+        with contextlib.suppress(OSError):
+            self._remove(sealed)
 
     def _store_fails(self, error: TransientStoreError, now: float) -> None:
         if not self._failures:
