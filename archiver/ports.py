@@ -53,7 +53,8 @@ class PartitionListener(Protocol):
         """They stay ours and are read anew from their beginning: topic recreated, or log truncated [D9].
 
         Nothing is known to be committed for them. Files with their earlier records stay and are
-        uploaded (the broker has those no longer), but hold back no commit any more.
+        uploaded (the broker has those no longer), but hold back no commit any more. A topic that is
+        deleted is told the same way, and `lost` right after it.
         """
         ...
 
