@@ -9,7 +9,7 @@ SHELL  := bash
 export VENV
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint test test-fast sim demo bench bench-destinations bench-grpc chaos soak requirements clean
+.PHONY: help setup fmt lint test test-fast sim demo bench bench-destinations bench-grpc chaos soak requirements audit clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r t d; do printf '  make %-18s %s\n' "$$t" "$$d"; done
@@ -63,6 +63,10 @@ COMPILE := $(VENV)/bin/pip-compile --quiet --strip-extras --allow-unsafe --gener
 requirements: $(READY) ## pin the newest versions that pyproject.toml allows
 	$(COMPILE) --upgrade --extra azure-identity -o deploy/requirements/core.txt pyproject.toml
 	$(COMPILE) --upgrade --extra dev -c deploy/requirements/core.txt -o deploy/requirements/dev.txt pyproject.toml
+
+audit: $(READY) ## known vulnerabilities of the pinned packages; asks the advisory database, so it needs the network
+	$(PY) -m venv build/audit && build/audit/bin/pip install --quiet pip-audit
+	build/audit/bin/pip-audit --disable-pip --require-hashes -r deploy/requirements/core.txt
 
 clean: ## remove what tests and tools left behind, not the virtual environment
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist *.egg-info tests/logs
