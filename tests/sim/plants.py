@@ -185,6 +185,11 @@ def delete_before_durable(patch: Patch) -> None:
     patch.setattr(UploadSchedule, "begin", removing)
 
 
+def die_of_a_failed_deletion(patch: Patch) -> None:
+    """A sealed file that cannot be deleted takes the upload thread along."""
+    patch.setattr(UploadSchedule, "_tidy", lambda self, sealed: self._remove(sealed))
+
+
 def give_up_after_three_attempts(patch: Patch) -> None:
     """A file that fails for long is not tried again."""
     failed = UploadSchedule._failed
@@ -369,6 +374,7 @@ PLANTS: tuple[Plant, ...] = (
     succeed_a_taken_key,
     succeed_a_failed_upload,
     delete_before_durable,
+    die_of_a_failed_deletion,
     give_up_after_three_attempts,
     keep_the_breaker_open,
     release_on_a_failed_dead_letter,

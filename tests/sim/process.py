@@ -148,6 +148,7 @@ class Process:
             if file.key is None:
                 raise Violation("a file with records but without a label")
             world.spool[-number] = file
+            file.undeletable = False
             values = file.values()
             sealed.append(
                 SealedFile(

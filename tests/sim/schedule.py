@@ -169,7 +169,7 @@ def _settle(process: Process) -> None:
 
 def _settled(process: Process) -> bool:
     broker, senders = process.outside.broker, process.outside.senders
-    if process.archiver.files or process.world.spool:
+    if process.archiver.files or _to_be_deleted(process.world):
         return False
     if senders is not None:
         return not senders.to_push and not process.source.queued_bytes()
@@ -187,13 +187,18 @@ def _settled(process: Process) -> bool:
     return True
 
 
+def _to_be_deleted(world: World) -> list[int]:
+    """Files in the spool, but for those that were to be deleted and could not be."""
+    return [file_id for file_id, file in world.spool.items() if not file.undeletable]
+
+
 def _stop_clean(process: Process) -> None:
     """With everything archived a stop ends with status 0 and leaves nothing behind [D6]."""
     archiver, world = process.archiver, process.world
     archiver.stop("request")
     if archiver.finish() != 0:
         raise Violation("a stop without faults does not end with status 0")
-    if world.spool or archiver.memory or archiver.spool_bytes or archiver.held_reasons:
+    if _to_be_deleted(world) or archiver.memory or archiver.spool_bytes or archiver.held_reasons:
         raise Violation(f"left behind: {list(world.spool)}, {archiver.memory}, {archiver.spool_bytes}")
 
 

@@ -248,6 +248,13 @@ class SimUploader:
         file = self.world.spool.pop(sealed.file_id, None)
         if file is None:
             return
+        self._require_nobody_needs(sealed, file)
+        if self.world.chance("delete_fails"):
+            file.undeletable = True
+            self.world.spool[sealed.file_id] = file
+            raise OSError("simulated: the file cannot be deleted")
+
+    def _require_nobody_needs(self, sealed: SealedFile, file: SpoolFile) -> None:
         if self._holder.holds(sealed.file_id):
             for value in file.values():
                 if not self._store.durable(value):
@@ -256,6 +263,12 @@ class SimUploader:
 
     def turn(self) -> bool:
         """Begin an attempt, or let one arrive or end; False where nothing is due."""
+        try:
+            return self._turn()
+        except OSError as error:
+            raise Violation(f"an upload thread dies: {error}") from error
+
+    def _turn(self) -> bool:
         now = self.world.now
         if (sealed := self.schedule.begin(now)) is not None:
             slow = self.world.rng.uniform(5, 60) if self.world.chance("put_hangs") else 0.01

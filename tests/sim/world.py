@@ -58,6 +58,7 @@ FAULTS = {
     "write_error": 60,
     "seal_fails": 200,
     "file_vanishes": 10,
+    "delete_fails": 200,
     "clock_jumps": 30,
     "dead_letters_fail": 500,
     "dead_letters_off": 1000,
@@ -85,6 +86,8 @@ class SpoolFile:
     frames: list[list[bytes]] = field(default_factory=list)
     size: int = 0
     broken: bool = False
+    undeletable: bool = False
+    """It was to be deleted and could not be: it stays for the next start."""
     key: ObjectKey | None = None
 
     def values(self) -> list[bytes]:
