@@ -172,7 +172,7 @@ class SimSource:
         self._position: dict[TopicPartition, int] = {}
         self._paused = self._stopped = self._in_callback = False
         self._sent: _Commit | None = None
-        self.in_memory: Callable[[], set[bytes]] = set
+        self.values_held: Callable[[TopicPartition], set[bytes]] = lambda _: set()
 
     def start(self, listener: PartitionListener) -> None:
         self._listener = listener
@@ -292,7 +292,7 @@ class SimSource:
         """Deleted and made again under us: what we hold of the old log is nowhere else any more."""
         self.world.note(f"recreated {partition}")
         old = {r.value for r in self.broker.logs[partition] if r.value is not None}
-        self.world.owed |= old & self.in_memory()
+        self.world.owed |= old & self.values_held(partition)
         self.broker.recreate(partition)
         self._forget(frozenset([partition]))
         self.broker.epochs[partition] = self.owned[partition] = self.broker.generation

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from archiver.bounds import Bounds
+from archiver.domain.batch import TopicPartition
 from archiver.domain.keys import WRITER_ID_DIGITS, KeyMaker, KeyTemplate
 from archiver.domain.ledger import NoOffsetsLedger, OffsetLedger, ReceiptLedger
 from archiver.domain.rolling import FlushPolicy, RollPolicy
@@ -116,7 +117,7 @@ class Process:
             return SimPushSource(self.world, self.outside.senders, roll)
         assert self.outside.broker is not None
         source = SimSource(self.world, self.outside.broker, roll)
-        source.in_memory = self.values
+        source.values_held = self.values_held
         return source
 
     def _ledger(self) -> Ledger:
@@ -190,8 +191,20 @@ class Process:
 
     def values(self) -> set[bytes]:
         """Values that this process has, in memory or in the spool, and has not abandoned."""
-        spooled = (self.world.spool.get(file_id) for file_id in self.archiver.files)
-        return self.in_memory().union(*(file.values() for file in spooled if file is not None))
+        return self.in_memory().union(*map(self._spooled, self.archiver.files))
+
+    def values_held(self, partition: TopicPartition) -> set[bytes]:
+        """Values in files that hold back the partition: not those that were abandoned with it earlier."""
+        values = set[bytes]()
+        for file in self.archiver.files.values():
+            if partition in file.held:
+                values.update(file.values, self._spooled(file.file_id))
+                values.update(value for chunk in file.chunks for value in chunk.values)
+        return values
+
+    def _spooled(self, file_id: int) -> list[bytes]:
+        file = self.world.spool.get(file_id)
+        return [] if file is None else file.values()
 
     def die(self) -> None:
         """The process is gone; what has left it may still arrive."""
