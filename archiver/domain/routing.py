@@ -43,7 +43,8 @@ SEARCHED_ROUTES_MAX = 40
 
 CACHE_ENTRIES_MAX = 200_000
 CACHE_BYTES_MAX = 32 << 20
-"""Bounds of the table from field values to routes: hostile values must not grow it."""
+"""Bounds of the tables from field values to routes, over all topics: neither hostile values nor many
+topics may grow them."""
 
 _OPENING, _CLOSING = {ord("{")}, {ord("}")}
 _first_byte, _last_byte = itemgetter(0), itemgetter(-1)
@@ -88,30 +89,38 @@ Key = Any
 """What a record's routing fields decode to: `str | None | UNSET | Raw bytes | _Defaulted`, or a tuple."""
 
 
-class _Routes(dict[Key, str]):
-    """Field values to route of one topic; a miss works the route out. Bounded."""
+@dataclass(slots=True)
+class _Cached:
+    """What the tables of all topics hold together."""
 
-    def __init__(self, resolve: Callable[[Key], tuple[str, Reason | None]]) -> None:
+    entries: int = 0
+    size_bytes: int = 0
+
+    @property
+    def too_much(self) -> bool:
+        return self.entries > CACHE_ENTRIES_MAX or self.size_bytes > CACHE_BYTES_MAX
+
+
+class _Routes(dict[Key, str]):
+    """Field values to route of one topic; a miss works the route out, and is counted."""
+
+    def __init__(self, resolve: Callable[[Key], tuple[str, Reason | None]], cached: _Cached) -> None:
         super().__init__()
         self._resolve = resolve
+        self._cached = cached
         self.reasons: dict[Key, Reason] = {}
-        self._bytes = 0
 
     def __missing__(self, key: Key) -> str:
         route, reason = self._resolve(key)
         fields = key if isinstance(key, tuple) else (key,)
-        self._bytes += len(route) + sum(len(f) if isinstance(f, (str, bytes)) else 64 for f in fields)
+        self._cached.entries += 1
+        self._cached.size_bytes += len(route) + sum(
+            len(f) if isinstance(f, (str, bytes)) else 64 for f in fields
+        )
         self[key] = route
         if reason is not None:
             self.reasons[key] = reason
         return route
-
-    def shrink(self) -> None:
-        """Between batches: start over when too large."""
-        if len(self) > CACHE_ENTRIES_MAX or self._bytes > CACHE_BYTES_MAX:
-            self.clear()
-            self.reasons.clear()
-            self._bytes = 0
 
 
 class _Columns:
@@ -126,10 +135,13 @@ class _Columns:
         self._text_keys = attrgetter(*names)
         self._single = len(paths) == 1
         self._places = _tops(paths)
+        self._one_inside_another = any(len(a) < len(b) and b[: len(a)] == a for a in paths for b in paths)
         self._prefer_raw = False
 
     def keys(self, values: Sequence[bytes]) -> list[Key]:
         """One key per value; never raises for what a value holds."""
+        if self._one_inside_another:  # `a` and `a.b`: no type of `a` fits both
+            return [self.key(value) for value in values]
         keys = self._together(values)
         if keys is not None:
             return keys
@@ -243,6 +255,7 @@ class Router:
         self._default = encode_segment(default_segment)
         self._with_topic = with_topic
         self._routes: dict[str, _Routes] = {}
+        self._cached = _Cached()
 
     def route_batch(self, batch: RecordBatch) -> Routed:
         """The batch's records by route; within a route they stay in order."""
@@ -282,13 +295,14 @@ class Router:
         ]
         if routes.reasons:
             routed.defaulted = _reasons(keys, routes.reasons)
-        routes.shrink()
+        if self._cached.too_much:  # between batches: start over, and forget topics that are gone
+            self._routes, self._cached = {}, _Cached()
 
     def _routes_of(self, topic: str) -> _Routes:
         routes = self._routes.get(topic)
         if routes is None:
             head = encode_segment(topic) if self._with_topic else None
-            routes = self._routes[topic] = _Routes(lambda key: self._resolve(head, key))
+            routes = self._routes[topic] = _Routes(lambda key: self._resolve(head, key), self._cached)
         return routes
 
     def _resolve(self, head: str | None, key: Key) -> tuple[str, Reason | None]:
