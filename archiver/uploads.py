@@ -42,6 +42,11 @@ does a store that is back stand idle."""
 BREAKER_FAILURES = 8
 """Failures in a row, none of them about one file alone, that open the breaker."""
 
+BREAKER_FAILURES_SPREAD = 3
+BREAKER_SECS = 5.0
+"""So many suffice when they are spread over so long: one waiting file makes eight only in a minute, and
+readiness must not call a store that denies it ready all that time [O2]."""
+
 
 @dataclass(slots=True)
 class _Waiting:
@@ -204,7 +209,8 @@ class UploadSchedule:
             self._first_failure_at = now
         self._failures += 1
         self._probe_at = now + _backoff(self._failures, PROBE_SECS_MAX, self._rng)
-        if self._failures >= BREAKER_FAILURES:
+        lasting = self._failures >= BREAKER_FAILURES_SPREAD and now - self._first_failure_at >= BREAKER_SECS
+        if lasting or self._failures >= BREAKER_FAILURES:
             if self._down is None:
                 self._emit(StoreDown(kind=error.kind, detail=str(error)))
             self._down = str(error)

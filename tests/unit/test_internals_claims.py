@@ -601,6 +601,19 @@ def test_while_the_store_is_away_one_attempt_at_a_time_goes_and_its_success_free
     assert len([pool.schedule.begin(pool.now) for _ in range(4)]) == 4
 
 
+def test_one_waiting_file_is_enough_to_find_out_soon_that_the_store_is_away() -> None:
+    """[O2], c28: with its growing waits, one file alone would take a minute to fail eight times."""
+    pool = Pool()
+    pool.add(1)
+    while pool.schedule.state().store_down is None:
+        assert pool.attempt(TransientStoreError("access_denied", "no")) is not None
+        pool.now += pool.schedule.wait_secs(pool.now)
+        assert pool.now < 25
+    assert pool.now > 5, "a short stumble is no outage"
+    assert pool.attempt(None) is not None
+    assert pool.schedule.state().store_down is None
+
+
 def test_a_store_that_is_back_is_found_within_seconds_however_long_it_was_away() -> None:
     """[S6]: while it is away its files are tried in turn, each file's own wait aside; never in a hurry."""
     pool = Pool()
