@@ -32,25 +32,28 @@ class SimInbox:
         self.world = world
         self._broker = broker
         self._results: deque[Result] = deque()
-        self.work: Callable[[], None] = lambda: None
+        self.work: Callable[[], bool] = lambda: False
 
     def put(self, result: Result) -> None:
         self._results.append(result)
 
     def drain(self) -> list[Result]:
-        for _ in range(int(self.world.rng.random() * 5)):
-            self.work()
+        self._work(int(self.world.rng.random() * 5))
         return self._take()
 
     def wait(self, timeout_secs: float) -> list[Result]:
         self.world.may_die()
         freeze(self.world, self._broker)
-        for _ in range(self.world.rng.randint(1, 6)):
-            self.work()
+        self._work(self.world.rng.randint(1, 6))
         if not self._results:
             self.world.sleep(timeout_secs)
             self.work()
         return self._take()
+
+    def _work(self, times: int) -> None:
+        for _ in range(times):
+            if not self.work():
+                return
 
     def _take(self) -> list[Result]:
         taken = list(self._results)
@@ -166,12 +169,10 @@ class Process:
             )
         return sealed
 
-    def _work(self) -> None:
-        """One worker, chosen by the seed, does one thing."""
+    def _work(self) -> bool:
+        """One worker, chosen by the seed, does one thing; False where none has anything to do."""
         first = int(self.world.rng.random() * 3)
-        for number in range(first, first + 3):
-            if self._workers[number % 3]():
-                return
+        return any(self._workers[number % 3]() for number in range(first, first + 3))
 
     def holds(self, file_id: int) -> bool:
         """Whether offsets of ours wait for this file."""

@@ -9,13 +9,17 @@ from __future__ import annotations
 import os
 import random
 import time
+from dataclasses import replace
 from itertools import count, islice
 
 import pytest
 
+from archiver.bounds import Bounds
+from archiver.domain.rolling import FlushPolicy, RollPolicy
 from tests.sim.plants import PLANTS, Plant
+from tests.sim.process import Outside, Process, draw_policy
 from tests.sim.schedule import run_schedule
-from tests.sim.world import Violation
+from tests.sim.world import Violation, World
 
 FIXED_SEEDS = 300
 KNOWN_SEEDS: dict[int, str] = {}
@@ -79,3 +83,35 @@ def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -
             print(f"{plant.__name__}: seed {seed}: {found}")
             return
     pytest.fail(f"{PLANT_SEEDS_MAX} schedules pass with {plant.__name__}: {plant.__doc__}")
+
+
+def test_a_stop_archives_what_a_failed_write_has_moved_on() -> None:
+    """[D6], [B2]: the heir of a file whose last frame did not fit is sealed within the same drain."""
+    for seed in range(5):
+        world = World(seed)
+        world.mode, world.disk_bytes = "held", None
+        world.calm_down()
+        outside = Outside(world)
+        assert outside.broker is not None
+        never = 10**9
+        policy = replace(
+            draw_policy(world.rng, small_disk=False),
+            roll=RollPolicy(never, never),
+            flush=FlushPolicy(never, never, never),
+            bounds=Bounds(never, never, 0),
+            shutdown_timeout_secs=20.0,
+        )
+        process = Process(outside, policy)
+        process.archiver.start()
+        outside.broker.produce(60)
+        for _ in range(80):
+            process.archiver.turn()
+        assert process.archiver.files
+        failures = iter((True,))
+        world.chance = lambda fault, failures=failures: (  # type: ignore[method-assign, misc]
+            fault == "write_no_space" and next(failures, False)
+        )
+        process.archiver.stop("request")
+        assert process.archiver.finish() == 0
+        assert next(failures, None) is None, "no write failed"
+        assert outside.broker.committed == {p: end for p, end in outside.broker.ends.items() if end}

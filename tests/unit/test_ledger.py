@@ -112,6 +112,16 @@ def test_nothing_is_committable_before_anything_was_delivered() -> None:
     assert ledger.committable() == {} and ledger.low_water(P0) is None
 
 
+def test_a_position_never_goes_back() -> None:
+    """[D4]: a client that tells an older position than was handed out moves no mark."""
+    ledger = OffsetLedger()
+    ledger.assign({P0: 0})
+    ledger.advance(P0, 10)
+    ledger.advance(P0, 7)
+    assert ledger.position(P0) == 10
+    assert ledger.committable() == {P0: 10}
+
+
 def test_a_slow_file_holds_back_only_its_own_partition() -> None:
     """[D1], c01"""
     ledger = OffsetLedger()
