@@ -146,6 +146,11 @@ class Ledger(Protocol):
         """Whether the next owner of a partition reads again what is not durable, so it may be dropped."""
         ...
 
+    @property
+    def holds(self) -> int:
+        """How many pairs of a file and a partition it keeps, for the memory they take."""
+        ...
+
     def assign(self, committed: Mapping[TopicPartition, int | None]) -> None:
         """Start anew for these partitions."""
         ...
@@ -438,5 +443,5 @@ class Disk(Protocol):
     """The spool's file system."""
 
     def free_bytes(self) -> int:
-        """Bytes an unprivileged writer may still use."""
+        """Bytes an unprivileged writer may still use. Raises SpoolError."""
         ...

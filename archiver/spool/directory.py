@@ -21,7 +21,7 @@ from pathlib import Path
 
 from archiver.codecs import scan
 from archiver.domain.sealed import SealedFile
-from archiver.errors import StartError
+from archiver.errors import SpoolError, StartError
 from archiver.spool.file import FILE_MODE, RunningChecksums, fsync_directory
 from archiver.spool.labels import SUFFIX, Label, label_path, read_label
 
@@ -139,8 +139,11 @@ class SpoolDirectory:
             raise _start_error(self.path, error) from error
 
     def free_bytes(self) -> int:
-        """Bytes an unprivileged writer may still use. Raises OSError."""
-        disk = os.statvfs(self.path)
+        """Bytes an unprivileged writer may still use. Raises SpoolError: it has gone."""
+        try:
+            disk = os.statvfs(self.path)
+        except OSError as error:
+            raise SpoolError(f"{self.path}: the spool has gone: {error.strerror or error}") from error
         return disk.f_bavail * disk.f_frsize
 
     def remove(self, sealed: SealedFile) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 from archiver.codecs import CODECS
 from archiver.domain.sealed import ObjectKey
-from archiver.errors import StartError
+from archiver.errors import SpoolError, StartError
 from archiver.spool import SpoolDirectory
 from archiver.spool.file import CHECKSUMS
 from archiver.spool.labels import Label, read_label, write_label
@@ -278,3 +279,12 @@ def test_an_error_that_has_no_way_out_of_its_own_still_names_the_setting(
     monkeypatch.setattr(os, "fsync", broken)
     with pytest.raises(StartError, match=r"Input/output error.*buffer.spool_dir"):
         spool.require_writable()
+
+
+def test_a_spool_that_has_gone_says_so_in_an_error_that_ends_the_process_in_order(tmp_path: Path) -> None:
+    """[D10]: somebody removed the directory, or its disk; what can be drained is drained first."""
+    spool = SpoolDirectory.acquire(tmp_path / "spool")
+    shutil.rmtree(tmp_path / "spool")
+    with pytest.raises(SpoolError, match="the spool has gone"):
+        spool.free_bytes()
+    spool.release()
