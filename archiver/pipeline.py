@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from archiver.bounds import Bounds, Pauses
-from archiver.domain.archive_file import FILE_BYTES, RECORD_BYTES, ArchiveFile
+from archiver.domain.archive_file import FILE_BYTES, HOLD_BYTES, RECORD_BYTES, ArchiveFile
 from archiver.domain.batch import RecordBatch, Spans, TopicPartition
 from archiver.domain.keys import KeyMaker
 from archiver.domain.rolling import FlushPolicy, RollPolicy, RollReason
@@ -640,7 +640,11 @@ class Archiver:
     # --- bounds ------------------------------------------------------------------------------------
 
     def _held_memory(self) -> int:
-        return self.memory + FILE_BYTES * len(self.files)
+        return self.memory + self._files_memory()
+
+    def _files_memory(self) -> int:
+        """What the files take beside the records: it grows with the partitions that a route's come from."""
+        return FILE_BYTES * len(self.files) + HOLD_BYTES * self.parts.ledger.holds
 
     def _wait_for_memory(self) -> None:
         """[B1]: at the bound flush the largest buffers, and let the writers catch up before taking more."""
@@ -650,7 +654,7 @@ class Archiver:
                 self.pauses.end("memory")
             return
         # What the files themselves take cannot be flushed, so the buffers get what is left of the half.
-        self._flush_largest(bound // 2 - FILE_BYTES * len(self.files))
+        self._flush_largest(bound // 2 - self._files_memory())
         self._roll_oldest(bound * 3 // 4)
         deadline = self.parts.clock.monotonic() + 1.0
         while self._held_memory() >= bound * 0.8:
@@ -674,8 +678,12 @@ class Archiver:
 
         Those that are closed already count no more: they go as soon as the store takes them.
         """
-        excess = len(self._opened) - target // FILE_BYTES
-        for file in list(self._opened.values())[: max(excess, 0)]:
+        costs = [(file, FILE_BYTES + HOLD_BYTES * len(file.held)) for file in self._opened.values()]
+        excess = sum(cost for _, cost in costs) - target
+        for file, cost in costs:
+            if excess <= 0:
+                return
+            excess -= cost
             self.roll(file, "space")
 
     def _check_bounds(self, now: float) -> None:

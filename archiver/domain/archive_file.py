@@ -21,6 +21,9 @@ RECORD_BYTES = 41
 FILE_BYTES = 1024
 """What a file costs in memory as long as it is not durable, so that very many small ones meet [B1] too."""
 
+HOLD_BYTES = 300
+"""What each partition costs that a file has records of: spans, the hold in the ledger, its sets and lists."""
+
 State = Literal["open", "closing", "uploading", "refused", "damaged"]
 
 

@@ -36,9 +36,16 @@ class OffsetLedger:
     def __init__(self) -> None:
         self._partitions: dict[TopicPartition, _Partition] = {}
         self._held_by: dict[int, list[_Partition]] = {}
+        self._holds = 0
+
+    @property
+    def holds(self) -> int:
+        """How many pairs of a file and a partition hold something back now."""
+        return self._holds
 
     def assign(self, committed: Mapping[TopicPartition, int | None]) -> None:
         """Start anew for these partitions, with what the group has committed (None: nothing)."""
+        self.drop(frozenset(committed))
         for partition, offset in committed.items():
             self._partitions[partition] = _Partition(offset)
 
@@ -47,6 +54,7 @@ class OffsetLedger:
         for partition in partitions:
             state = self._partitions.pop(partition, None)
             if state is not None:
+                self._holds -= len(state.holds)
                 state.holds.clear()
 
     def hold(self, file_id: int, partition: TopicPartition, first: int) -> None:
@@ -59,6 +67,7 @@ class OffsetLedger:
         if held is None:
             self._held_by.setdefault(file_id, []).append(state)
             state.holds[file_id] = first
+            self._holds += 1
         elif first < held:
             state.holds[file_id] = first
 
@@ -71,7 +80,8 @@ class OffsetLedger:
     def release(self, file_id: int) -> None:
         """The file's records are durable."""
         for state in self._held_by.pop(file_id, ()):
-            state.holds.pop(file_id, None)
+            if state.holds.pop(file_id, None) is not None:
+                self._holds -= 1
 
     def low_water(self, partition: TopicPartition) -> int | None:
         """The lowest offset that is not durable; None before anything was delivered."""
@@ -125,6 +135,7 @@ class NoOffsetsLedger:
     """For a source without offsets: nothing is held back and nothing is ever committed."""
 
     reads_again = False
+    holds = 0
 
     def assign(self, committed: Mapping[TopicPartition, int | None]) -> None:
         """Nothing to keep."""

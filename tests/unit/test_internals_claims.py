@@ -16,7 +16,7 @@ import confluent_kafka as ck
 import pytest
 
 from archiver.bounds import Bounds
-from archiver.domain.archive_file import FILE_BYTES
+from archiver.domain.archive_file import FILE_BYTES, HOLD_BYTES
 from archiver.domain.batch import RecordBatch, Span, TopicPartition
 from archiver.domain.keys import KeyMaker, KeyTemplate
 from archiver.domain.ledger import OffsetLedger
@@ -60,6 +60,7 @@ from archiver.uploads import (
 )
 
 P, Q = TopicPartition("t", 0), TopicPartition("t", 1)
+FILE_WITH_ONE_PARTITION = FILE_BYTES + HOLD_BYTES
 
 
 @dataclass
@@ -393,7 +394,7 @@ def test_a_local_write_that_keeps_failing_ends_the_process() -> None:
 def test_at_the_memory_bound_buffers_make_room_also_for_what_the_files_themselves_take() -> None:
     """[B1]: half of the bound in files, half in buffers; otherwise records would wait for the flush age."""
     routes = 100
-    bench = Bench(memory_bytes_max=2 * routes * FILE_BYTES, flush_records=1_000)
+    bench = Bench(memory_bytes_max=2 * routes * FILE_WITH_ONE_PARTITION, flush_records=1_000)
     for n in range(routes):
         bench.take(P, 12 * n, 12, f"org-{n}")
     assert not bench.outside.appended
@@ -406,13 +407,30 @@ def test_at_the_memory_bound_buffers_make_room_also_for_what_the_files_themselve
         bench.inbox.put(FrameWritten(file_id, chunk, sum(map(len, values))))
     bench.archiver.turn()
     bench.archiver.turn()
-    assert bench.archiver.memory < 0.25 * 2 * routes * FILE_BYTES
+    assert bench.archiver.memory < 0.25 * 2 * routes * FILE_WITH_ONE_PARTITION
     assert not bench.outside.paused
+
+
+def test_files_with_records_of_many_partitions_are_closed_before_their_spans_fill_the_memory() -> None:
+    """[B1], [D2]: state per file and partition counts too, also when the records have been flushed."""
+    files, partitions = 20, [TopicPartition("t", n) for n in range(100)]
+    bound = 10 * (FILE_BYTES + HOLD_BYTES * len(partitions))
+    bench = Bench(memory_bytes_max=bound, flush_records=1)
+    bench.archiver.assigned(dict.fromkeys(partitions))
+    for n, partition in enumerate(partitions):
+        for route in range(files):
+            bench.take(partition, files * n + route, 1, f"org-{route}")
+            file_id, chunk, _ = bench.outside.appended[-1]
+            bench.inbox.put(FrameWritten(file_id, chunk, 10 * (n + 1)))
+    held = bench.archiver.parts.ledger.holds
+    assert held == sum(len(file.held) for file in bench.archiver.files.values())
+    assert bench.outside.seals
+    assert HOLD_BYTES * sum(len(file.held) for file in bench.archiver._opened.values()) < bound
 
 
 def test_while_the_store_is_away_open_files_are_not_shredded_at_the_memory_bound() -> None:
     """[B1]: files that wait for their upload free memory by that alone; closing more of them helps nobody."""
-    bench = Bench(memory_bytes_max=40 * FILE_BYTES, flush_records=1)
+    bench = Bench(memory_bytes_max=40 * FILE_WITH_ONE_PARTITION, flush_records=1)
     for n in range(25):
         bench.take(P, n, 1, f"waits-{n}")
         bench.inbox.put(FrameWritten(n + 1, 1, 10))
