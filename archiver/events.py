@@ -272,7 +272,7 @@ class MultipartLeftBehind(Event):
 @dataclass(frozen=True, slots=True)
 class WriterIdChanged(Event):
     level: ClassVar[str] = "warning"
-    message: ClassVar[str] = "writer id changed: a key was taken by another writer or the clock went back"
+    message: ClassVar[str] = "writer id changed: no key is used twice"
     reason: str
     writer_id: str
 

@@ -239,7 +239,7 @@ class Archiver:
         writer_id = keys.writer_id
         key = keys.next(route, self.parts.clock.wall())
         if keys.writer_id != writer_id:
-            self.parts.emit(WriterIdChanged(reason="the clock went back", writer_id=keys.writer_id))
+            self.parts.emit(WriterIdChanged(reason=keys.renamed_because, writer_id=keys.writer_id))
         nonce = f"{self._nonce}-{self._next_id}"
         file = ArchiveFile(self._next_id, route, key, nonce, opened_at=now, since=now)
         file.kept = not self.parts.ledger.reads_again

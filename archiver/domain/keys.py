@@ -28,8 +28,9 @@ _FIELD_NAMES = ("year", "month", "day", "hour", "minute", "timestamp", "seq")
 _LITERALS = re.compile(r"[A-Za-z0-9._=/-]*")
 _FIELD_BYTES = {"year": 4, "month": 2, "day": 2, "hour": 2, "minute": 2, "timestamp": 11, "seq": 10}
 
-SEQ_ENTRIES_MAX = 1_000_000
-"""More routes than this in one expansion: the writer takes a new id and counts from the start."""
+SEQ_ENTRIES_MAX = 250_000
+"""More routes than this in one expansion: the writer takes a new id and counts from the start. An entry
+takes 0.2 to 0.6 KiB, and nothing else bounds how many routes an hour sees."""
 
 
 def encode_segment(value: str) -> str:
@@ -140,6 +141,8 @@ class KeyMaker:
         self._expansion = ""
         self._second = 0
         self.writer_id = ""
+        self.renamed_because = ""
+        """Why `next` last took another writer id."""
         self.rename(WRITER_ID_DIGITS)
 
     def rename(self, digits: int = WRITER_ID_DIGITS_LONG) -> str:
@@ -158,6 +161,7 @@ class KeyMaker:
             self._move_to(int(unix_secs))
         if len(self._seqs) >= SEQ_ENTRIES_MAX:
             self.rename()
+            self.renamed_because = "there are very many routes"
         place = f"{route}/{self._expansion}"
         seq = self._seqs[place] = self._seqs.get(place, 0) + 1
         number = f"{seq:04d}"
@@ -171,6 +175,7 @@ class KeyMaker:
         if expansion != self._expansion and not self._template.recurs:
             if second < self._second:
                 self.rename()
+                self.renamed_because = "the clock went back"
             self._seqs.clear()
         if expansion == self._expansion:
             second = max(second, self._second)
