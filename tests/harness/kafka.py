@@ -388,10 +388,20 @@ class KafkaServer:
         return {asked.partition: future.result().offset for asked, future in answers.items()}
 
     def _partitions(self, topic: str) -> list[int]:
-        metadata = self.admin.list_topics(timeout=ADMIN_TIMEOUT_SECS).topics.get(topic)
-        if metadata is None or any(part.leader < 0 for part in metadata.partitions.values()):
-            return []
-        return sorted(metadata.partitions)
+        """Those of a topic, empty where there is none; waits while the broker has lost its leadership.
+
+        On a machine under load the broker is fenced for a moment now and then, and a lag over no
+        partitions would be 0.
+        """
+        found: list[int] = []
+
+        def settled() -> bool:
+            metadata = self.admin.list_topics(timeout=ADMIN_TIMEOUT_SECS).topics.get(topic)
+            found[:] = sorted(metadata.partitions) if metadata is not None else []
+            return metadata is None or all(part.leader >= 0 for part in metadata.partitions.values())
+
+        wait_until(settled, ADMIN_TIMEOUT_SECS, f"leaders of {topic}")
+        return found
 
     # --- producing ---------------------------------------------------------------------------
 

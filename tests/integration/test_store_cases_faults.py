@@ -1,0 +1,410 @@
+"""Cases from the field: object stores that fail, refuse, lie, go away and come back (c27 to c30, c33)."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.harness.daemon import Daemon, merged, wait_until
+from tests.harness.fault_proxy import Answer, ChangeAnswer, Drop, Request, s3_error
+from tests.harness.kafka import KafkaServer
+from tests.integration.cases import Load, assert_stored, caught_up, settings_for, value
+from tests.integration.conftest import MakeDaemon
+from tests.integration.store_sides import (
+    MakeSide,
+    SeaweedSide,
+    StoreSide,
+    uploads,
+    with_store,
+)
+
+STORES = ("s3", "gs", "az")
+SMALL = {"archive": {"roll_interval_secs": 0.5}, "buffer": {"flush_age_secs": 0.5}}
+
+
+def readiness(daemon: Daemon) -> str:
+    """The body of `/readyz` while it is not ready, else nothing; also before anybody listens."""
+    try:
+        code, body = daemon.get("/readyz")
+    except OSError:
+        return ""
+    return body if code == 503 else ""
+
+
+def nothing_committed(kafka: KafkaServer, topic: str, group: str | None = None) -> bool:
+    """Whether every record would be read again."""
+    return not any(kafka.committed(group or topic, topic).values())
+
+
+def wait_for_reason(daemon: Daemon, words: str) -> None:
+    """Wait until `/readyz` says these words."""
+    wait_until(lambda: words in readiness(daemon), 25, f"{words} in /readyz")
+
+
+@pytest.mark.parametrize("scheme", STORES)
+def test_c27_with_half_of_all_puts_refused_everything_arrives_once(
+    scheme: str, kafka: KafkaServer, topic: str, make_daemon: MakeDaemon, make_side: MakeSide
+) -> None:
+    """[S6]: 503 for every second upload, at random, while input goes on; retries are counted."""
+    kafka.create_topic(topic, 2)
+    side = make_side(scheme)
+    rng = random.Random(27)
+    daemon = make_daemon(with_store(settings_for(kafka, topic, SMALL), side)).start()
+    brings = uploads(side)
+    side.proxy.fail(side.busy(), when=lambda r: brings(r) and rng.random() < 0.5, times=None)
+    with Load(kafka, topic, 2, orgs=6, per_sec=1_000) as load:
+        time.sleep(6)
+        load.stop()
+    wait_until(lambda: daemon.metrics().total("upload_retries_total", kind="throttled") >= 10, 20)
+    side.proxy.heal()  # an unlucky file waits up to a minute for its next turn
+    caught_up(kafka, topic, 70)
+    metrics = daemon.metrics()
+    assert metrics.total("upload_retries_total", kind="throttled") >= 10
+    assert metrics.total("records_archived_total") == len(load.records)
+    assert daemon.stop() == 0
+    assert_stored(topic, load.records, side.archive())
+    assert side.leftovers() == []
+
+
+@pytest.mark.parametrize("scheme", STORES)
+def test_c28_a_denied_store_is_told_by_readiness_and_gets_everything_when_allowed(
+    scheme: str, kafka: KafkaServer, topic: str, make_daemon: MakeDaemon, make_side: MakeSide
+) -> None:
+    """[S6], [O2]: denied while one file waits: soon not ready, with the reason; allowed: all there."""
+    kafka.create_topic(topic)
+    side = make_side(scheme)
+    daemon = make_daemon(with_store(settings_for(kafka, topic, SMALL), side)).start()
+    side.proxy.fail(side.denied(), when=side.brings_bytes, times=None)
+    records = [("a", value("a", n)) for n in range(100)]
+    kafka.produce(topic, [record for _, record in records])
+    wait_for_reason(daemon, "access_denied")
+    assert daemon.get("/healthz")[0] == 200
+    assert nothing_committed(kafka, topic)
+    assert side.archive_keys() == []
+    side.proxy.heal()
+    caught_up(kafka, topic, 25)
+    daemon.wait_ready(5)
+    assert daemon.stop() == 0
+    assert_stored(topic, records, side.archive())
+
+
+def test_a_bucket_that_is_missing_at_start_is_waited_for(
+    kafka: KafkaServer, topic: str, make_daemon: MakeDaemon, make_side: MakeSide
+) -> None:
+    """[S6], [O2]: on every store at once; readiness says what is missing until somebody creates it."""
+    kafka.create_topic(topic)
+    sides = {scheme: make_side(scheme, create=False) for scheme in STORES}
+    records = [("a", value("a", n)) for n in range(100)]
+    kafka.produce(topic, [record for _, record in records])
+    daemons = {}
+    for scheme, side in sides.items():
+        own_group = merged(SMALL, {"kafka": {"group_id": f"{topic}-{scheme}"}})
+        settings = with_store(settings_for(kafka, topic, own_group), side)
+        daemons[scheme] = make_daemon(settings, name=scheme).launch()
+    for daemon in daemons.values():
+        wait_for_reason(daemon, "missing_bucket")
+    for scheme in STORES:
+        assert nothing_committed(kafka, topic, f"{topic}-{scheme}")
+    for side in sides.values():
+        side.create()
+    for scheme, side in sides.items():
+        caught_up(kafka, topic, 30, group=f"{topic}-{scheme}")
+        daemons[scheme].wait_ready(15)
+        assert daemons[scheme].stop() == 0
+        assert_stored(topic, records, side.archive())
+
+
+def test_an_outage_of_20_seconds_with_input_going_on_loses_nothing(
+    kafka: KafkaServer, topic: str, make_daemon: MakeDaemon, make_side: MakeSide
+) -> None:
+    """[S6], [B4]: every store at once; the outage is told once, and so is its end."""
+    kafka.create_topic(topic, 2)
+    sides = {scheme: make_side(scheme) for scheme in STORES}
+    daemons = {}
+    for scheme, side in sides.items():
+        own_group = merged(SMALL, {"kafka": {"group_id": f"{topic}-{scheme}"}})
+        daemons[scheme] = make_daemon(with_store(settings_for(kafka, topic, own_group), side), name=scheme)
+        daemons[scheme].start()
+    with Load(kafka, topic, 2, orgs=4, per_sec=200) as load:
+        time.sleep(2)
+        for side in sides.values():
+            side.proxy.go_away()
+        time.sleep(20)
+        for daemon in daemons.values():
+            assert "the store does not take files" in readiness(daemon)
+            assert daemon.get("/healthz")[0] == 200
+        for side in sides.values():
+            side.proxy.come_back()
+        load.stop()
+    for scheme, side in sides.items():
+        daemon = daemons[scheme]
+        caught_up(kafka, topic, 40, group=f"{topic}-{scheme}")
+        daemon.wait_ready(5)
+        assert daemon.metrics().total("store_outages_total") == 1
+        assert daemon.stop() == 0
+        lines = [entry for entry in daemon.logs() if entry["level"] in ("warning", "error")]
+        assert len(lines) < 40, "an outage fills the log"
+        assert_stored(topic, load.records, side.archive())
+        assert side.leftovers() == []
+
+
+@contextmanager
+def watched_listing(side: StoreSide) -> Iterator[dict[str, set[bytes]]]:
+    """Reads every archive file there is, again and again; yields all contents each key has ever had."""
+    seen: dict[str, set[bytes]] = {}
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.wait(0.02):
+            for key, content in side.objects().items():
+                seen.setdefault(key, set()).add(content)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        yield seen
+    finally:
+        stop.set()
+        watcher.join()
+
+
+@pytest.mark.parametrize("scheme", STORES)
+def test_an_upload_that_is_cut_shows_no_partial_object_at_any_moment(
+    scheme: str, kafka: KafkaServer, topic: str, make_daemon: MakeDaemon, make_side: MakeSide
+) -> None:
+    """[S2], [S5]: whole ones and ones in parts, cut in the middle of their bytes several times."""
+    kafka.create_topic(topic)
+    side = make_side(scheme)
+    more = {"compression": {"codec": "none"}, "archive": {"roll_interval_secs": 1}}
+    daemon = make_daemon(with_store(settings_for(kafka, topic, more), side)).start()
+    brings = uploads(side)
+    side.proxy.fail(Drop(after_bytes=100_000), when=brings, times=4)
+    side.proxy.fail(Drop(after_bytes=1_000_000), when=lambda r: brings(r) and in_parts(r), times=3)
+    records = [("small", value("small", n, 500)) for n in range(1_000)]
+    records += [("large", value("large", n, 600_000)) for n in range(20)]
+    with watched_listing(side) as seen:
+        kafka.produce(topic, [record for _, record in records])
+        caught_up(kafka, topic, 60)
+    assert daemon.metrics().total("upload_retries_total", kind="network") >= 2
+    assert daemon.stop() == 0
+    final = side.objects()
+    assert {key: {content} for key, content in final.items()} == {
+        key: seen[key] | {final[key]} for key in final
+    }
+    assert set(seen) <= set(final)
+    assert_stored(topic, records, side.archive())
+    assert side.leftovers() == []
+
+
+def in_parts(request: Request) -> bool:
+    return "partNumber" in request.query or request.query.get("comp") == "block"
+
+
+@pytest.mark.parametrize("scheme", STORES)
+def test_a_store_that_reports_another_checksum_never_counts_as_durable(
+    scheme: str, kafka: KafkaServer, topic: str, make_daemon: MakeDaemon, make_side: MakeSide
+) -> None:
+    """[S4]: nothing is committed while it lies; afterwards all is there, its own objects untouched."""
+    kafka.create_topic(topic)
+    side = make_side(scheme)
+    daemon = make_daemon(with_store(settings_for(kafka, topic, SMALL), side)).start()
+    side.proxy.fail(ChangeAnswer(side.changed_checksum), when=uploads(side), times=None)
+    records = [("a", value("a", n)) for n in range(100)]
+    kafka.produce(topic, [record for _, record in records])
+    wait_until(lambda: daemon.metrics().total("upload_retries_total", kind="integrity") >= 1, 15)
+    before = side.objects()
+    assert before, "the store keeps what it lies about"
+    assert nothing_committed(kafka, topic)
+    side.proxy.heal()
+    caught_up(kafka, topic)
+    assert daemon.stop() == 0
+    after = side.objects()
+    assert {key: after[key] for key in before} == before
+    assert_stored(topic, records, side.archive(), exact=False)
+
+
+def test_a_store_that_reports_another_size_gets_the_file_again_under_another_key(
+    kafka: KafkaServer, topic: str, make_daemon: MakeDaemon, make_side: MakeSide
+) -> None:
+    """[S4], [S9], [K4]: a look at the object disagrees too; it is neither believed nor replaced."""
+    kafka.create_topic(topic)
+    side = make_side("s3")
+    more = {"compression": {"codec": "none"}, "archive": {"roll_interval_secs": 1}}
+    daemon = make_daemon(with_store(settings_for(kafka, topic, more), side)).start()
+    side.proxy.fail(ChangeAnswer(one_byte_less), when=lambda r: r.method == "HEAD", times=2)
+    records = [("large", value("large", n, 600_000)) for n in range(12)]  # in parts: looked at afterwards
+    kafka.produce(topic, [record for _, record in records])
+    wait_until(lambda: daemon.metrics().total("upload_retries_total", kind="integrity") == 1, 20)
+    assert nothing_committed(kafka, topic)
+    caught_up(kafka, topic)
+    assert daemon.stop() == 0
+    first, second = side.objects().values()
+    assert first == second
+    assert_stored(topic, records, side.archive(), exact=False)
+    assert side.leftovers() == []
+
+
+def one_byte_less(answer: Answer) -> Answer:
+    headers = {name.lower(): text for name, text in answer.headers.items()}
+    if answer.status != 200:
+        return answer
+    return Answer(200, b"", {**headers, "content-length": str(int(headers["content-length"]) - 1)})
+
+
+def test_c29_expired_credentials_heal_with_the_shared_file_without_a_restart(
+    kafka: KafkaServer, topic: str, make_daemon: MakeDaemon, make_side: MakeSide, tmp_path: Any
+) -> None:
+    """[S7]: the SDK's own chain; ExpiredToken after three uploads, until the file has other credentials."""
+    kafka.create_topic(topic)
+    side = make_side("s3")
+    assert isinstance(side, SeaweedSide)
+    shared = tmp_path / "credentials"
+    first, second = side.server.credentials
+
+    def write(credentials: tuple[str, str]) -> None:
+        text = "[archive]\naws_access_key_id = {}\naws_secret_access_key = {}\n".format(*credentials)
+        shared.write_text(text)
+
+    write(first)
+    chain = {"AWS_SHARED_CREDENTIALS_FILE": str(shared), "AWS_PROFILE": "archive"}
+    settings = with_store(settings_for(kafka, topic, SMALL), side, access_key_id=None, secret_access_key=None)
+    daemon = make_daemon(settings, env=chain).start()
+    done: list[str] = []
+
+    def expired(request: Request) -> bool:
+        if f"Credential={first[0]}/" not in request.headers.get("authorization", ""):
+            return False
+        if request.method == "PUT" and ".jsonl" in request.path:
+            done.append(request.path)
+        return len(done) > 3
+
+    side.proxy.fail(s3_error(400, "ExpiredToken", "The provided token has expired."), expired, times=None)
+    records = []
+    for n in range(6):
+        records.append((f"org-{n}", value(f"org-{n}", n)))
+        kafka.produce(topic, [records[-1][1]])
+        time.sleep(0.3)
+    wait_until(lambda: len(side.archive_keys()) == 3, 10, "three uploads")
+    wait_until(lambda: daemon.metrics().total("upload_retries_total", kind="credentials") >= 2, 20)
+    pid = daemon.pid
+    write(second)
+    caught_up(kafka, topic, 60)
+    assert daemon.pid == pid
+    assert all(secret not in daemon.output() for _, secret in (first, second))
+    assert daemon.stop() == 0
+    assert_stored(topic, records, side.archive())
+
+
+def test_credentials_come_from_the_environment_where_the_settings_have_none(
+    kafka: KafkaServer, topic: str, make_daemon: MakeDaemon, make_side: MakeSide
+) -> None:
+    """[S7]: `AWS_ACCESS_KEY_ID` and the rest, with the region."""
+    kafka.create_topic(topic)
+    side = make_side("s3")
+    assert isinstance(side, SeaweedSide)
+    options: dict[str, Any] = dict.fromkeys(("access_key_id", "secret_access_key", "region"))
+    chain = {
+        "AWS_ACCESS_KEY_ID": side.server.access_key_id,
+        "AWS_SECRET_ACCESS_KEY": side.server.secret_access_key,
+        "AWS_REGION": "eu-west-3",
+    }
+    daemon = make_daemon(with_store(settings_for(kafka, topic, SMALL), side, **options), env=chain).start()
+    records = [("a", value("a", n)) for n in range(10)]
+    kafka.produce(topic, [record for _, record in records])
+    caught_up(kafka, topic)
+    assert daemon.stop() == 0
+    assert "/eu-west-3/s3/aws4_request" in side.proxy.requests[-1].headers["authorization"]
+    assert_stored(topic, records, side.archive())
+
+
+CHECKSUM_HEADERS = ("x-amz-checksum-crc32", "x-amz-sdk-checksum-algorithm", "x-amz-trailer")
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(501, "NotImplemented"), (400, "InvalidArgument"), (400, "XAmzContentSHA256Mismatch")],
+)
+def test_c30_a_store_that_rejects_checksum_headers_is_told_which_option_makes_it_work(
+    status: int, code: str, kafka: KafkaServer, topic: str, make_daemon: MakeDaemon, make_side: MakeSide
+) -> None:
+    """[S8]: readiness names `s3.checksum`; with it set, files arrive whole and in parts."""
+    kafka.create_topic(topic)
+    side = make_side("s3")
+
+    def has_checksum(request: Request) -> bool:
+        return any(name in request.headers for name in CHECKSUM_HEADERS)
+
+    side.proxy.fail(s3_error(status, code, "Unsupported header"), when=has_checksum, times=None)
+    records = [("small", value("small", n)) for n in range(100)]
+    records += [("large", value("large", n, 700_000)) for n in range(10)]
+    kafka.produce(topic, [record for _, record in records])
+    more = merged(SMALL, {"compression": {"codec": "none"}, "archive": {"roll_interval_secs": 2}})
+    daemon = make_daemon(with_store(settings_for(kafka, topic, more), side)).launch()
+    wait_for_reason(daemon, "s3.checksum")
+    assert "s3.checksum: none" in daemon.output()
+    assert daemon.stop() == 0
+    assert nothing_committed(kafka, topic)
+    daemon.settings["s3"]["checksum"] = "none"
+    daemon.start()
+    caught_up(kafka, topic)
+    assert daemon.stop() == 0
+    assert side.leftovers() == []
+    assert_stored(topic, records, side.archive())
+
+
+def test_c33_kills_at_random_moments_leave_only_whole_objects(
+    kafka: KafkaServer, topic: str, make_daemon: MakeDaemon, make_side: MakeSide
+) -> None:
+    """[S2], [D7]: every object passes its codec's own test after each kill; at the end nothing is missing."""
+    kafka.create_topic(topic, 2)
+    side = make_side("s3")
+    more = {
+        "kafka": {"session_timeout_ms": 2_000, "group_instance_id": topic},
+        "archive": {"roll_interval_secs": 0.2},
+        "buffer": {"flush_age_secs": 0.1},
+    }
+    daemon = make_daemon(with_store(settings_for(kafka, topic, more), side))
+    rng = random.Random(33)
+    with Load(kafka, topic, 2, orgs=5, per_sec=1_000) as load:
+        for _ in range(5):
+            daemon.start()
+            time.sleep(0.2 + rng.random())
+            daemon.kill()
+            side.archive()
+        load.stop()
+    daemon.start()
+    caught_up(kafka, topic, 60)
+    assert daemon.stop() == 0
+    assert side.archive_keys()
+    assert_stored(topic, load.records, side.archive(), exact=False)
+    assert not list((daemon.root / "spool").rglob("*.jsonl*"))
+
+
+def test_c02_an_object_that_a_store_denies_once_is_missing_after_no_restart(
+    kafka: KafkaServer, topic: str, make_daemon: MakeDaemon, make_side: MakeSide
+) -> None:
+    """[D1], [S6]: on az://, beside s3://: the second object is denied, a stop comes in the middle of it."""
+    kafka.create_topic(topic)
+    side = make_side("az")
+    daemon = make_daemon(with_store(settings_for(kafka, topic, SMALL), side)).start()
+    side.proxy.fail(side.denied(), when=lambda r: r.method == "PUT" and "/b/" in r.path, times=None)
+    records = [(org, value(org, n)) for n, org in enumerate("abc")]
+    for _, record in records:
+        kafka.produce(topic, [record])
+        time.sleep(0.3)
+    wait_until(lambda: len(side.archive_keys()) == 2, 15, "a and c")
+    wait_until(lambda: kafka.committed(topic, topic) == {0: 1}, 10, "a commit of the first")
+    daemon.settings["shutdown_timeout_secs"] = 3
+    assert daemon.stop() == 0
+    assert kafka.committed(topic, topic) == {0: 1}
+    side.proxy.heal()
+    daemon.start()
+    caught_up(kafka, topic)
+    assert daemon.stop() == 0
+    assert_stored(topic, records, side.archive(), exact=False)
