@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import confluent_kafka as ck
@@ -12,6 +12,9 @@ from archiver.domain.batch import TopicPartition
 from archiver.settings.models import Kafka
 from archiver.sources.kafka_client import connection_properties
 from archiver.sources.kafka_topics import Selection
+from archiver.sources.kafka_trouble import way_out
+
+_NONE = "there is none to archive: see kafka.topics, and kafka.topic_include, which has to match whole names"
 
 
 def look(
@@ -21,10 +24,10 @@ def look(
     quiet = logging.getLogger("librdkafka.check")
     quiet.addHandler(logging.NullHandler())
     quiet.propagate = False
-    reasons: list[str] = []
+    errors: list[ck.KafkaError] = []
     properties: dict[str, Any] = connection_properties(kafka) | {
         "group.id": kafka.group_id,
-        "error_cb": lambda error: reasons.append(error.str()),
+        "error_cb": errors.append,
     }
     brokers = ",".join(kafka.brokers)
     try:
@@ -36,13 +39,22 @@ def look(
         try:
             listed = consumer.list_topics(timeout=timeout_secs)
         except ck.KafkaException as error:
-            why = "; ".join(dict.fromkeys(reasons)) or error.args[0].str()
+            consumer.poll(0)  # only a poll serves the callback, and only the callback gets the cause
+            why = _why([*errors, error.args[0]])
             yield False, "broker", f"{brokers} does not answer within {timeout_secs:g} s: {why}"
             return
         yield True, "broker", f"{brokers} answers: {len(listed.brokers)} brokers, {len(listed.topics)} topics"
         yield from _topics_and_group(kafka, consumer, listed, excluded_topics, timeout_secs)
     finally:
         consumer.close()
+
+
+def _why(errors: Sequence[ck.KafkaError]) -> str:
+    """The error that says most, with its way out: one of login, TLS or name before one of the connection."""
+    vague = {ck.KafkaError._TRANSPORT: 1, ck.KafkaError._TIMED_OUT: 1, ck.KafkaError._ALL_BROKERS_DOWN: 2}
+    told = min(errors, key=lambda error: vague.get(error.code(), 0))
+    advice = way_out(told.code())
+    return f"{told.str()} ({advice})" if advice else told.str()
 
 
 def _topics_and_group(
@@ -55,7 +67,7 @@ def _topics_and_group(
     if missing:
         yield False, "topics", f"missing: {', '.join(missing)} (the archiver waits for them, it creates none)"
     if not chosen:
-        yield False, "topics", "there is none to archive: see kafka.topics and kafka.topic_include"
+        yield False, "topics", _NONE
         return
     partitions = [TopicPartition(t, p) for t in sorted(chosen) for p in listed.topics[t].partitions]
     yield True, "topics", f"{len(chosen)} to archive, {len(partitions)} partitions: {_some(sorted(chosen))}"

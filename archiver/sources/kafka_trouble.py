@@ -16,7 +16,7 @@ QUIET_SECS = 5.0
 
 _Code = ck.KafkaError
 
-_UNREACHABLE = "check kafka.brokers, the network and whether the brokers run"
+_UNREACHABLE = "check kafka.brokers, kafka.security_protocol, the network and whether the brokers run"
 _LOGIN = "check kafka.sasl_mechanism, kafka.sasl_user, kafka.sasl_password and kafka.security_protocol"
 _TLS = "check kafka.ssl_ca_location, the client certificate, and kafka.security_protocol"
 _WAYS_OUT = {

@@ -25,6 +25,7 @@ from archiver.events import (
 )
 from archiver.settings.models import Kafka
 from archiver.sources.kafka import KafkaSource
+from archiver.sources.kafka_check import look
 from tests.harness.kafka import KafkaServer
 from tests.harness.process import free_port, wait_until
 
@@ -643,6 +644,10 @@ def test_a_wrong_password_is_said_with_the_way_out_and_without_the_password(
         wrong.source.ready()
     )
     wrong.source.close(2)
+    kafka = Kafka(brokers=(listener.bootstrap,), topics=(name,), sasl_password="not-the-password", **access)
+    [(fine, what, said)] = look(kafka, (), 5.0)
+    assert (fine, what) == (False, "broker")
+    assert "uthentication" in said and "kafka.sasl_password" in said and "not-the-password" not in said
     right = make(listener.bootstrap, name, sasl_password=listener.password, **access)
     right.until(lambda: len(right.records) == 3)
     right.source.close(5)
