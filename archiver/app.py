@@ -109,6 +109,7 @@ def _build(settings: Settings, telemetry: Telemetry, stack: ExitStack) -> Archiv
     )
     keys = KeyMaker(KeyTemplate(settings.archive.path_template), codec.extension, _hex)
     snapshot = Snapshot(
+        memory_bytes_max=settings.buffer.max_bytes,
         uploads_in_flight_max=parallelism,
         ready_needs_store=settings.transport == "kafka",
         store_problem=probe.problem,

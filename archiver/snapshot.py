@@ -21,11 +21,13 @@ class Snapshot:
     def __init__(
         self,
         *,
+        memory_bytes_max: int,
         uploads_in_flight_max: int,
         ready_needs_store: bool,
         store_problem: Callable[[], str | None],
         started_at_unix: float,
     ) -> None:
+        self._memory_bytes_max = memory_bytes_max
         self._uploads_in_flight_max = uploads_in_flight_max
         self._ready_needs_store = ready_needs_store
         self._store_problem = store_problem
@@ -52,7 +54,7 @@ class Snapshot:
             files_not_durable=len(archiver.files),
             open_files=archiver.open_files,
             buffered_bytes=archiver.memory,
-            buffered_bytes_max=bounds.memory_bytes_max,
+            buffered_bytes_max=self._memory_bytes_max,
             queued_bytes=parts.source.queued_bytes(),
             spool_bytes=archiver.spool_bytes,
             spool_bytes_max=bounds.spool_bytes_max,

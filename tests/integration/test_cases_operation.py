@@ -320,6 +320,27 @@ def test_check_says_yes_and_then_why_not(kafka: KafkaServer, topic: str, make_da
     done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert archive_files(daemon) == []
+    daemon.settings["kafka"]["topics"] = [f"no-{topic}"]
+    daemon.settings["archive"]["destination"] = f"file://{daemon.config_path}/archive"
+    daemon.launch()
+    daemon.kill()
+    done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=60, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"FAILED  topics: missing: no-{topic}" in done.stdout
+    assert "FAILED  store: file://" in done.stdout
+
+
+def test_the_memory_bound_that_is_told_is_the_one_that_was_set(
+    kafka: KafkaServer, topic: str, make_daemon: MakeDaemon
+) -> None:
+    """[O2]: what buffers and the client's queue hold together, against the bound of both together."""
+    kafka.create_topic(topic)
+    daemon = make_daemon(settings_for(kafka, topic, {"buffer": {"max_bytes": 64 << 20}}))
+    daemon.start()
+    wait_until(lambda: daemon.status()["state"] == "running", 20, "the first look at the loop")
+    assert daemon.status()["buffered_bytes_max"] == 64 << 20
+    assert daemon.metrics().total("buffered_bytes_max") == 64 << 20
+    assert daemon.stop() == 0
 
 
 def test_a_stop_in_the_middle_of_a_drain_keeps_the_time_of_a_stop(
