@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -33,6 +34,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make demo", description="The archiver at work.")
     parser.add_argument("--keep", action="store_true", help="leave it running, with a trickle of records")
     keep = parser.parse_args().keep
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, signal.default_int_handler)  # as Ctrl-C: no daemon stays behind
     folder = Path(tempfile.mkdtemp(prefix="dfe-archiver-demo-"))
     with EmbeddedBroker() as broker:
         for topic in TOPICS:
@@ -154,6 +157,7 @@ def leave_running(broker: EmbeddedBroker, daemon: Daemon) -> None:
     """Until Ctrl-C, with a few records a second."""
     heading("It goes on running, with a few records a second. Ctrl-C stops it.")
     address = f"http://127.0.0.1:{daemon.port}"
+    say(f"  {address}/      a page for people, which reloads itself")
     say(f"  {address}/status", f"  {address}/metrics", f"  {address}/readyz", f"  Kafka: {broker.bootstrap}")
     try:
         for seed in count(1):
