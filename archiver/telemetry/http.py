@@ -35,6 +35,10 @@ HEADER_BYTES_MAX = 16_384
 
 BODY_BYTES_MAX = 4_096
 KEEP_ALIVE_SECS = 5
+ACCEPTED_AT_ONCE_MAX = 8
+"""The event loop accepts as many as its backlog before it looks at the first: each takes a file handle."""
+WAITING_MAX = 512
+"""Connections that the kernel keeps until they are accepted; they take no handle."""
 START_SECS_MAX = 10.0
 
 log = logging.getLogger("archiver")
@@ -79,6 +83,9 @@ class HttpServer:
             if not self._thread.is_alive() or time.monotonic() > deadline:
                 raise StartError(f"metrics.listen={self._listen}: the HTTP server did not start")
             time.sleep(0.005)
+        # The event loop has cut the kernel's queue to what it accepts at once: in a crowd a probe would
+        # wait for a second, until its client tries again.
+        self._socket.listen(WAITING_MAX)
 
     def stop(self, timeout_secs: float = 2.0) -> None:
         """Close the port and let running answers end, within the time given; idempotent."""
@@ -227,7 +234,7 @@ def bind(listen: str) -> socket.socket:
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
-        listening.listen(64)
+        listening.listen(WAITING_MAX)
     except OSError as error:
         listening.close()
         raise StartError(
@@ -253,6 +260,7 @@ def _server(app: Starlette) -> uvicorn.Server:
             server_header=False,
             # an X-Forwarded-For must not make anyone look like loopback
             proxy_headers=False,
+            backlog=ACCEPTED_AT_ONCE_MAX,
             h11_max_incomplete_event_size=HEADER_BYTES_MAX,
             timeout_keep_alive=KEEP_ALIVE_SECS,
             timeout_graceful_shutdown=1,

@@ -215,11 +215,13 @@ def test_a_hundred_thousand_hostile_values_keep_apart_and_under_the_prefix() -> 
 def test_very_many_routes_change_the_writer_id_and_not_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """[K3], [B1]: what is counted is bounded, no key comes twice, and the reason told is the right one."""
     monkeypatch.setattr(keys_module, "SEQ_ENTRIES_MAX", 10)
-    ids = iter(["0000", "111111111111", "222222222222", "333333333333"])
+    ids = iter(["0000", "111111111111", "222222222222", "333333333333", "444444444444"])
     maker = KeyMaker(KeyTemplate("{hour}"), "jsonl", lambda digits: next(ids))
     made = [maker.next(f"t/{n % 15}", 1_790_000_000) for n in range(25)]
     assert len(set(map(str, made))) == 25
     assert maker.renamed_because == "there are very many routes"
     assert len(maker._seqs) <= 10
+    maker = KeyMaker(KeyTemplate(HOUR), "jsonl", lambda digits: next(ids))
+    maker.next("t/0", 1_790_000_000)
     maker.next("t/0", 1_790_000_000 - 3_600)
     assert maker.renamed_because == "the clock went back"

@@ -6,10 +6,13 @@ import http.client
 import io
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
@@ -323,6 +326,26 @@ def test_a_crowd_of_quiet_connections_does_not_keep_a_probe_out(serve: Serve) ->
     finally:
         for sock in crowd:
             sock.close()
+
+
+CROWD = """
+import socket, sys
+crowd = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(600)]
+sys.stdin.read()
+"""
+
+
+def test_a_crowd_that_comes_at_once_takes_few_file_handles(serve: Serve) -> None:
+    """[B3]: handles that connections take are missing where records are written."""
+    port, fds = serve().server.port, Path("/proc/self/fd")
+    most = before = len(list(fds.iterdir()))
+    command = [sys.executable, "-S", "-c", CROWD, str(port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as crowd:
+        until = time.monotonic() + 1.5
+        while time.monotonic() < until:
+            most = max(most, len(list(fds.iterdir())))
+        crowd.communicate()
+    assert most - before <= 2 * Connection.connections_max + 8
 
 
 @pytest.mark.parametrize(
