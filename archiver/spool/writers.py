@@ -7,6 +7,7 @@ thread by its id, which is what keeps its frames in order. Nothing is shared but
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import secrets
@@ -260,10 +261,21 @@ class _Worker:
             self._handles.move_to_end(file_id)
             return
         while len(self._handles) >= self._order.handles_max:
-            _, longest_unused = self._handles.popitem(last=False)
-            longest_unused.close()
-        file.open()
+            self._close_longest_unused()
+        while True:
+            try:
+                file.open()
+                break
+            except OSError as error:
+                # Connections and libraries have taken more than was left to them: do with fewer files.
+                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._handles:
+                    raise
+                self._close_longest_unused()
         self._handles[file_id] = file
+
+    def _close_longest_unused(self) -> None:
+        _, longest_unused = self._handles.popitem(last=False)
+        longest_unused.close()
 
     def _forget(self, file_id: int) -> None:
         self._files.pop(file_id, None)

@@ -357,6 +357,25 @@ def test_a_label_that_could_not_be_written_is_written_before_the_first_frame(tmp
     spool.writers.close(5)
 
 
+def test_where_others_take_the_handles_writers_do_with_fewer(tmp_path: Path) -> None:
+    """[B3]: as many uploads, brokers and HTTP clients as there are may need more than the 64 left free."""
+    spool = start(tmp_path, "none", threads=1)
+    in_use = len(os.listdir("/proc/self/fd"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 8, hard))
+    try:
+        for file_id in range(40):
+            spool.writers.append(file_id, 0, [b"a"])
+        answers = spool.answered(40)
+        assert [type(answer) for answer in answers] == [FrameWritten] * 40, answers
+        spool.writers.append(0, 1, [b"b"])
+        assert isinstance(spool.answer(), FrameWritten)
+        assert spool.sealed(0) == b"a\nb\n"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    spool.writers.close(5)
+
+
 def test_an_open_file_that_vanished_fails_and_is_never_sealed(tmp_path: Path) -> None:
     """[D10]"""
     spool = start(tmp_path, threads=1, max_open_files=1)
