@@ -237,7 +237,15 @@ def test_a_store_that_reports_another_size_gets_the_file_again_under_another_key
     side = make_side("s3")
     more = {"compression": {"codec": "none"}, "archive": {"roll_interval_secs": 1}}
     daemon = make_daemon(with_store(settings_for(kafka, topic, more), side)).start()
-    side.proxy.fail(ChangeAnswer(one_byte_less), when=lambda r: r.method == "HEAD", times=2)
+    looked_at: list[str] = []
+
+    def at_the_first(request: Request) -> bool:
+        if request.method != "HEAD" or ".jsonl" not in request.path:
+            return False
+        looked_at.append(request.path)
+        return request.path == looked_at[0]
+
+    side.proxy.fail(ChangeAnswer(one_byte_less), when=at_the_first, times=None)
     records = [("large", value("large", n, 600_000)) for n in range(12)]  # in parts: looked at afterwards
     kafka.produce(topic, [record for _, record in records])
     wait_until(lambda: daemon.metrics().total("upload_retries_total", kind="integrity") == 1, 20)
@@ -345,7 +353,8 @@ def test_c30_a_store_that_rejects_checksum_headers_is_told_which_option_makes_it
     records += [("large", value("large", n, 700_000)) for n in range(10)]
     kafka.produce(topic, [record for _, record in records])
     more = merged(SMALL, {"compression": {"codec": "none"}, "archive": {"roll_interval_secs": 2}})
-    daemon = make_daemon(with_store(settings_for(kafka, topic, more), side)).launch()
+    settings = with_store(settings_for(kafka, topic, more), side)
+    daemon = make_daemon(merged(settings, {"shutdown_timeout_secs": 1})).launch()
     wait_for_reason(daemon, "s3.checksum")
     assert "s3.checksum: none" in daemon.output()
     assert daemon.stop() == 0
@@ -408,3 +417,28 @@ def test_c02_an_object_that_a_store_denies_once_is_missing_after_no_restart(
     caught_up(kafka, topic)
     assert daemon.stop() == 0
     assert_stored(topic, records, side.archive(), exact=False)
+
+
+def test_c03_a_throttled_block_list_brings_the_same_blob_later_and_the_commit_then(
+    kafka: KafkaServer, topic: str, make_daemon: MakeDaemon, make_side: MakeSide
+) -> None:
+    """[S5], [S6]: on az://, beside CompleteMultipartUpload on s3://, for a file closed by age."""
+    kafka.create_topic(topic)
+    side = make_side("az")
+    more = {"compression": {"codec": "none"}, "archive": {"roll_interval_secs": 1}}
+    daemon = make_daemon(with_store(settings_for(kafka, topic, more), side)).start()
+
+    def lists_blocks(request: Request) -> bool:
+        return request.query.get("comp") == "blocklist" and ".jsonl" in request.path
+
+    side.proxy.fail(side.busy(), when=lists_blocks, times=2)
+    records = [("a", value("a", n, 600_000)) for n in range(12)]
+    kafka.produce(topic, [record for _, record in records])
+    wait_until(lambda: any(map(lists_blocks, side.proxy.requests)), 20, "a block list")
+    assert nothing_committed(kafka, topic)
+    assert side.archive_keys() == []
+    caught_up(kafka, topic)
+    assert daemon.metrics().total("upload_retries_total", kind="throttled") == 2
+    assert daemon.stop() == 0
+    assert len(side.archive_keys()) == 1
+    assert_stored(topic, records, side.archive())
