@@ -69,7 +69,9 @@ def _spool(settings: Settings) -> Finding:
     try:
         spool = SpoolDirectory.acquire(settings.buffer.spool_dir)
     except StartError as error:
-        return Finding("in use by" in str(error), "spool", str(error))
+        if "in use by" in str(error):
+            return Finding(True, "spool", f"a running archiver holds it, another cannot start. {error}")
+        return Finding(False, "spool", str(error))
     try:
         spool.require_writable()
         free = spool.free_bytes()

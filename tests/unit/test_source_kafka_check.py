@@ -21,7 +21,7 @@ def test_a_refused_connection_is_told_with_its_cause_and_the_way_out() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         broker = f"127.0.0.1:{taken.getsockname()[1]}"
-        said = what_is_said(Kafka(brokers=[broker], topics=["t"]))
+        said = what_is_said(Kafka(brokers=(broker,), topics=("t",)))
     assert said.startswith(f"{broker} does not answer within 1.5 s: ")
     assert "Connection refused" in said
     assert "brokers are down" not in said, "says less than the cause beside it"
@@ -31,7 +31,7 @@ def test_a_refused_connection_is_told_with_its_cause_and_the_way_out() -> None:
 
 
 def test_a_host_name_that_is_wrong_is_named() -> None:
-    said = what_is_said(Kafka(brokers=["broker.invalid:9092"], topics=["t"]))
+    said = what_is_said(Kafka(brokers=("broker.invalid:9092",), topics=("t",)))
     assert "broker.invalid" in said and "esolve" in said
     assert said.endswith(
         "(check the host names in kafka.brokers and the advertised listeners of the brokers)"
@@ -39,5 +39,5 @@ def test_a_host_name_that_is_wrong_is_named() -> None:
 
 
 def test_one_cause_is_told_once_however_often_it_was_tried() -> None:
-    said = what_is_said(Kafka(brokers=["127.0.0.1:1"], topics=["t"]))
+    said = what_is_said(Kafka(brokers=("127.0.0.1:1",), topics=("t",)))
     assert said.count("Connect to") == 1
