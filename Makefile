@@ -37,7 +37,7 @@ test-fast: $(READY) ## without servers: unit, contract, simulation; under a minu
 	$(PYTEST) -q -m "not servers and not chaos and not soak" tests/unit tests/contract tests/sim $(ARGS)
 
 sim: $(READY) ## the simulation: fresh seeds (SEEDS=20000), or one schedule told step by step (SEED=7)
-	$(PY) -m tests.sim $(or $(SEED),--seeds $(or $(SEEDS),20000) --from $(or $(FROM),$(shell date +%s)000))
+	$(PY) -m tests.sim $(ARGS) $(or $(SEED),--seeds $(or $(SEEDS),20000) --from $(or $(FROM),$(shell date +%s)000))
 
 demo: $(READY) ## the daemon at work in under a minute; KEEP=1 leaves it running
 	@$(PY) -m tests.demo $(if $(KEEP),--keep)

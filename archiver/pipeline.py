@@ -608,7 +608,7 @@ class Archiver:
         would change places.
         """
         heir = file.successor
-        if heir is not None and heir.waits_for == file.file_id:
+        if heir is not None and heir.waits_for == file.file_id and heir.file_id in self.files:
             self._close_soon(heir)
         if file.state != "open" or self.roll(file, "revoked"):
             return

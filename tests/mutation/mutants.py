@@ -88,6 +88,12 @@ MUTANTS = (
     ),
     Mutant(
         "archiver/pipeline.py",
+        " and heir.file_id in self.files:\n            self._close_soon(heir)",
+        ":\n            self._close_soon(heir)",
+        "an heir that was abandoned is closed, and is not there",
+    ),
+    Mutant(
+        "archiver/pipeline.py",
         "                file.held -= partitions\n                file.kept = True\n",
         "                file.held -= partitions\n",
         "records of a recreated topic may be deleted with others",

@@ -6,18 +6,19 @@ import argparse
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 from tests.sim.schedule import run_schedule
-from tests.sim.world import Violation
+from tests.sim.world import CROWDS, Violation
 
 TOLD_EVERY = 20_000
 
 
-def _run_range(first: int, count: int) -> list[tuple[int, str]]:
+def _run_range(first: int, count: int, crowd: str | None) -> list[tuple[int, str]]:
     failures = []
     for seed in range(first, first + count):
         try:
-            run_schedule(seed)
+            run_schedule(seed, crowd=crowd)
         except Violation as violation:
             failures.append((seed, str(violation)))
     return failures
@@ -28,10 +29,11 @@ def main() -> int:
     parser.add_argument("seed", nargs="?", type=int)
     parser.add_argument("--seeds", type=int, default=2000)
     parser.add_argument("--from", dest="first", type=int, default=0)
+    parser.add_argument("--crowd", choices=sorted(CROWDS))
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
     if args.seed is not None:
-        return _tell(args.seed)
+        return _tell(args.seed, args.crowd)
     started = time.monotonic()
     step = 200
     ranges = [
@@ -41,7 +43,8 @@ def main() -> int:
     failures: list[tuple[int, str]] = []
     done = 0
     with ProcessPoolExecutor(args.jobs) as pool:
-        for found in pool.map(_run_range, *zip(*ranges, strict=True)):
+        run_range = partial(_run_range, crowd=args.crowd)
+        for found in pool.map(run_range, *zip(*ranges, strict=True)):
             failures += found
             done += step
             if done % TOLD_EVERY == 0:
@@ -54,10 +57,10 @@ def main() -> int:
     return 1 if failures else 0
 
 
-def _tell(seed: int) -> int:
+def _tell(seed: int, crowd: str | None) -> int:
     story: list[str] = []
     try:
-        run_schedule(seed, story)
+        run_schedule(seed, story, crowd)
         verdict = "no violation"
     except Violation as violation:
         verdict = f"VIOLATION: {violation}"

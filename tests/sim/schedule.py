@@ -10,6 +10,9 @@ from tests.sim.process import Outside, Process, draw_policy
 from tests.sim.pushes import SimPushSource
 from tests.sim.world import Killed, Record, Violation, World
 
+CRASHES = (LookupError, AttributeError, TypeError, ValueError, ArithmeticError, OSError)
+"""What a mistake in the loop raises: to a daemon that is an end without a drain."""
+
 FAULTY_TURNS = 120
 CALM_TURNS_MAX = 1200
 """Progress: once faults stop, everything is durable and committed within this many turns."""
@@ -21,9 +24,12 @@ TAKE_FILES_MAX = 32
 """How many files that can open, heirs of failed ones included."""
 
 
-def run_schedule(seed: int, story: list[str] | None = None) -> World:
-    """Run the schedule of a seed; raises Violation. `story` collects what happens, a line each."""
-    world = World(seed, story)
+def run_schedule(seed: int, story: list[str] | None = None, crowd: str | None = None) -> World:
+    """Run the schedule of a seed; raises Violation. `story` collects what happens, a line each.
+
+    `crowd` names one of `CROWDS` in place of a draw from all faults.
+    """
+    world = World(seed, story, crowd)
     outside = Outside(world)
     policy = draw_policy(world.rng, small_disk=world.disk_bytes is not None)
     try:
@@ -39,8 +45,11 @@ def run_schedule(seed: int, story: list[str] | None = None) -> World:
             process = _restarted(process)
         _recover(process)
         _check_end(outside)
+    except CRASHES as crash:
+        raise Violation(f"the loop crashes: {crash!r}; trace: make sim SEED={seed}") from crash
     except Violation as violation:
-        violation.add_note(f"seed {seed}; trace: make sim SEED={seed}")
+        crowded = "" if crowd is None else f" ARGS='--crowd {crowd}'"
+        violation.add_note(f"seed {seed}; trace: make sim SEED={seed}{crowded}")
         raise
     return world
 

@@ -19,27 +19,35 @@ from archiver.domain.rolling import FlushPolicy, RollPolicy
 from tests.sim.plants import PLANTS, Plant
 from tests.sim.process import Outside, Process, draw_policy
 from tests.sim.schedule import run_schedule
-from tests.sim.world import Violation, World
+from tests.sim.world import CROWDS, Violation, World
 
 FIXED_SEEDS = 300
-KNOWN_SEEDS: dict[int, str] = {}
+CROWDED_SEEDS = 600
 PLANT_SEEDS_MAX = 2_000
 FRESH_SECS = 4.0
 FRESH_SECS_WITH_SERVERS = 45.0
 RATE_PER_MINUTE_MIN = 2_000
 
 
-def _run(seed: int) -> None:
+def _run(seed: int, crowd: str | None = None) -> None:
     try:
-        run_schedule(seed)
+        run_schedule(seed, crowd=crowd)
     except Violation as violation:
-        pytest.fail(f"seed {seed}: {violation}\n  to repeat it: make sim SEED={seed}", pytrace=False)
+        more = "" if crowd is None else f" ARGS='--crowd {crowd}'"
+        pytest.fail(f"seed {seed}: {violation}\n  to repeat it: make sim SEED={seed}{more}", pytrace=False)
 
 
 def test_no_schedule_of_the_fixed_seeds_breaks_an_invariant() -> None:
     """[D1] to [D11], [G1], [B1], [B2], [K4]: c01 to c13, c26, c34, c35, as far as the loop decides them."""
     for seed in range(FIXED_SEEDS):
         _run(seed)
+
+
+@pytest.mark.parametrize("crowd", CROWDS)
+def test_no_schedule_that_crowds_faults_in_one_place_breaks_an_invariant(crowd: str) -> None:
+    """[B2], [D5], [D6], [D9]: three or more that must meet are rare in a draw from all of them."""
+    for seed in range(CROWDED_SEEDS):
+        _run(seed, crowd)
 
 
 def test_no_schedule_of_fresh_seeds_breaks_an_invariant(request: pytest.FixtureRequest) -> None:
@@ -99,6 +107,7 @@ def test_a_stop_archives_what_a_failed_write_has_moved_on() -> None:
             roll=RollPolicy(never, never),
             flush=FlushPolicy(never, never, never),
             bounds=Bounds(never, never, 0),
+            commit_interval_secs=never,
             shutdown_timeout_secs=20.0,
         )
         process = Process(outside, policy)

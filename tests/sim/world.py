@@ -74,6 +74,37 @@ FAULTS = {
 }
 """How likely each fault is at most at each chance for it, in thousandths."""
 
+CROWDS = {
+    "heirs": {
+        "recreate": 60,
+        "write_no_space": 400,
+        "seal_fails": 200,
+        "disk_stalls": 200,
+        "revoke": 60,
+        "put_hangs": 300,
+    },
+    "ends": {
+        "stop": 40,
+        "source_fatal": 40,
+        "dies_in_drain": 500,
+        "kill": 20,
+        "freeze": 10,
+        "put_transient": 500,
+        "commit_answer_lost": 300,
+    },
+    "group": {
+        "freeze": 20,
+        "revoke": 150,
+        "lose": 60,
+        "evicted_in_drain": 500,
+        "commit_late": 700,
+        "commit_answer_lost": 400,
+        "topic_deleted": 10,
+        "recreate": 30,
+    },
+}
+"""Faults that meet in one place, all of them and often: what takes three at once is rare otherwise."""
+
 KINDS_SHARE = 0.3
 """A few kinds in each schedule, some of them heavy: all of them, but rare, finds less."""
 
@@ -102,16 +133,17 @@ def frame_size(values: list[bytes]) -> int:
 class World:
     """The clock, the disk, what is likely, and the accounts of what may be lost."""
 
-    def __init__(self, seed: int, story: list[str] | None = None) -> None:
+    def __init__(self, seed: int, story: list[str] | None = None, crowd: str | None = None) -> None:
         self.rng = random.Random(seed)
         self.seed = seed
         self.story = story
         self.now = 1000.0
         self.wall_offset = 1_790_000_000.0
+        faults, share = (FAULTS, KINDS_SHARE) if crowd is None else (CROWDS[crowd], 1.0)
         self.likely = {
             name: self.rng.uniform(0.001, most / 1000)
-            for name, most in FAULTS.items()
-            if self.rng.random() < KINDS_SHARE
+            for name, most in faults.items()
+            if self.rng.random() < share
         }
         self.mode: Mode = self.rng.choices(("held", "receipt", "pushes"), (70, 12, 18))[0]
         self.calm = False
