@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import confluent_kafka as ck
 import pytest
 from confluent_kafka.admin import NewPartitions
+from pydantic import SecretStr
 
 from archiver.domain.batch import TopicPartition
 from archiver.errors import SourceFatalError
@@ -644,7 +645,9 @@ def test_a_wrong_password_is_said_with_the_way_out_and_without_the_password(
         wrong.source.ready()
     )
     wrong.source.close(2)
-    kafka = Kafka(brokers=(listener.bootstrap,), topics=(name,), sasl_password="not-the-password", **access)
+    kafka = Kafka(
+        brokers=(listener.bootstrap,), topics=(name,), sasl_password=SecretStr("not-the-password"), **access
+    )
     [(fine, what, said)] = look(kafka, (), 5.0)
     assert (fine, what) == (False, "broker")
     assert "uthentication" in said and "kafka.sasl_password" in said and "not-the-password" not in said
