@@ -33,7 +33,7 @@ lint: $(READY) ## style, types, import directions
 test: setup lint ## everything, with real servers, except chaos and soak
 	$(PYTEST) -m "not chaos and not soak" $(ARGS)
 
-test-fast: $(READY) ## without servers: unit, contract, simulation; under a minute
+test-fast: $(READY) ## without servers: unit, contract, simulation; about a minute
 	$(PYTEST) -q -m "not servers and not chaos and not soak" tests/unit tests/contract tests/sim $(ARGS)
 
 sim: $(READY) ## the simulation: fresh seeds (SEEDS=20000), or one schedule told step by step (SEED=7)
