@@ -25,7 +25,7 @@ from archiver.sources.kafka_client import admin_properties, consumer_properties,
 from archiver.sources.kafka_columns import batches, split_events
 from archiver.sources.kafka_commits import Commits
 from archiver.sources.kafka_lookout import Carried, Lookout
-from archiver.sources.kafka_offsets import our_partitions, replaced_topics, wait_until_committed
+from archiver.sources.kafka_offsets import our_partitions, replaced, wait_until_committed
 from archiver.sources.kafka_partitions import Partitions
 from archiver.sources.kafka_starts import Starts
 from archiver.sources.kafka_topics import Selection, Subscription
@@ -233,7 +233,7 @@ class KafkaSource:
             total = len(self._subscription.topics)
             self._emit(TopicsChanged(tuple(sorted(added)), tuple(sorted(removed)), total))
             self._subscribe()
-        self._partitions.compare_ids(listing.ids)
+        self._partitions.compare_ids(listing.ids, listing.partitions)
 
     def _subscribe(self) -> None:
         topics = sorted(self._subscription.topics)
@@ -286,9 +286,8 @@ class KafkaSource:
         One that is deleted, or made anew since, has no next owner for its records, and no broker takes
         a commit for them: what files hold of them is nowhere else any more, so it is kept.
         """
-        ids = {p.topic: self._commits.ids.get(p.topic) for p in ours}
-        replaced = replaced_topics(self._admin, ids, REPLACED_ANSWER_SECS)
-        gone = frozenset(p for p in ours if p.topic in replaced)
+        ids = {partition: self._commits.ids.get(partition) for partition in ours}
+        gone = replaced(self._admin, ids, REPLACED_ANSWER_SECS)
         if gone:
             self._commits.dropped(gone)
             self._listener.restarted(gone)

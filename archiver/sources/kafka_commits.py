@@ -27,7 +27,7 @@ class Commits:
         self._listener = listener
         self._clock = clock
         self._known: dict[TopicPartition, int] = {}
-        self._ids: dict[str, str | None] = {}
+        self._ids: dict[TopicPartition, str | None] = {}
         self._sent: dict[TopicPartition, int] | None = None
         self._waiting: dict[TopicPartition, int] = {}
         self._say_at = 0.0
@@ -36,7 +36,7 @@ class Commits:
         """Begin with what the group has committed on this very topic."""
         self.dropped(frozenset((partition,)))
         self._known[partition] = -1 if committed is None else committed
-        self._ids[partition.topic] = topic_id
+        self._ids[partition] = topic_id
 
     def dropped(self, partitions: frozenset[TopicPartition]) -> None:
         """No commits for these any more; an answer that is still to come is not passed on."""
@@ -45,8 +45,11 @@ class Commits:
             self._waiting.pop(partition, None)
 
     @property
-    def ids(self) -> Mapping[str, str | None]:
-        """Topic ids as of the assignment."""
+    def ids(self) -> Mapping[TopicPartition, str | None]:
+        """The id of each partition's topic when it was assigned or begun anew.
+
+        Not one for a topic: of one that is made anew, some partitions are noticed before others.
+        """
         return self._ids
 
     def start(self, marks: Mapping[TopicPartition, int]) -> bool:
@@ -67,9 +70,7 @@ class Commits:
 
     def send(self, marks: Mapping[TopicPartition, int]) -> str | None:
         """Hand a commit to the client; the reason if it does not take it."""
-        offsets = [
-            client_partition(p, mark, commit_metadata(self._ids.get(p.topic))) for p, mark in marks.items()
-        ]
+        offsets = [client_partition(p, mark, commit_metadata(self._ids.get(p))) for p, mark in marks.items()]
         try:
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except ck.KafkaException as refused:

@@ -71,16 +71,19 @@ def topic_ids(admin: AdminClient, topics: Collection[str], timeout_secs: float) 
     return {topic: None if topic_id == NO_TOPIC_ID else topic_id for topic, topic_id in ids.items()}
 
 
-def replaced_topics(admin: AdminClient, ids: Mapping[str, str | None], timeout_secs: float) -> frozenset[str]:
-    """Topics that do not exist any more, or exist anew under another id than the one given.
+def replaced(
+    admin: AdminClient, ids: Mapping[TopicPartition, str | None], timeout_secs: float
+) -> frozenset[TopicPartition]:
+    """Partitions whose topic does not exist any more, or exists anew under another id than the one given.
 
-    Only those of which the broker says so: a topic about which it said nothing is not among them.
+    Only those of which the broker says so: a topic about which it said nothing has none among them.
     """
     if not ids:
         return frozenset()
-    answers = admin.describe_topics(ck.TopicCollection(sorted(ids)), request_timeout=timeout_secs)
+    topics = ck.TopicCollection(sorted({partition.topic for partition in ids}))
+    answers = admin.describe_topics(topics, request_timeout=timeout_secs)
     wait(answers.values(), timeout_secs)
-    return frozenset(topic for topic, future in answers.items() if _replaced(future, ids[topic]))
+    return frozenset(p for p, topic_id in ids.items() if _replaced(answers[p.topic], topic_id))
 
 
 def _replaced(future: Future[Any], before: str | None) -> bool:

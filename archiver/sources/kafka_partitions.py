@@ -49,6 +49,7 @@ class Partitions:
         self._flows = True
         self._retry_at = 0.0
         self._first_marks: dict[TopicPartition, int] = {}
+        self._missing: set[TopicPartition] = set()
 
     def add(self, partitions: Sequence[TopicPartition], *, leaving: bool) -> None:
         """Answer an assignment: every partition gets an explicit start, or waits for one."""
@@ -64,6 +65,7 @@ class Partitions:
     def remove(self, partitions: Collection[TopicPartition]) -> None:
         """Answer a revocation or a loss, once the listener has been told."""
         self.active.difference_update(partitions)
+        self._missing.difference_update(partitions)
         for partition in partitions:
             self.pending.pop(partition, None)
             self._first_marks.pop(partition, None)
@@ -79,7 +81,7 @@ class Partitions:
 
     def set_flow(self) -> None:
         """Tell the client, explicitly for each of them."""
-        readable = self.active - self.pending.keys()
+        readable = self.active - self.pending.keys() - self._missing
         self.readable = [client_partition(partition) for partition in readable]
         self._assignment.let_flow(readable if self._flows else ())
 
@@ -96,12 +98,30 @@ class Partitions:
             self.pending[partition] = Wanted(offset, rewritten)
             self.set_flow()
 
-    def compare_ids(self, ids: Mapping[str, str | None]) -> None:
-        """A topic made anew keeps its partitions assigned and its positions, but means other records."""
+    def compare_ids(self, ids: Mapping[str, str | None], counts: Mapping[str, int]) -> None:
+        """A topic made anew keeps its partitions assigned and its positions, but means other records.
+
+        It may have fewer partitions: those that are not there wait, assigned, until they are.
+        """
+        missing = set[TopicPartition]()
         for partition in self.active:
-            now, before = ids.get(partition.topic), self._commits.ids.get(partition.topic)
-            if now is not None and before is not None and now != before:
+            now, before = ids.get(partition.topic), self._commits.ids.get(partition)
+            if now is None or before is None or now == before:
+                continue
+            if partition.partition < counts.get(partition.topic, 0):
+                self._missing.discard(partition)
                 self.pending[partition] = Wanted(self._assignment.position(partition), "topic_recreated")
+            else:
+                missing.add(partition)
+        self._without(frozenset(missing - self._missing))
+
+    def _without(self, missing: frozenset[TopicPartition]) -> None:
+        """Nobody brings their records again, and no broker takes commits for them."""
+        if missing:
+            self._missing |= missing
+            self._commits.dropped(missing)
+            self._listener.restarted(missing)
+            self.set_flow()
 
     def place_pending(self) -> bool:
         """Ask again where partitions go on that could not be placed, or that cannot be read on.

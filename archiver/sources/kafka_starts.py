@@ -68,10 +68,10 @@ class Starts:
         self._at_first_start: frozenset[TopicPartition] | None = None if reset == "latest" else frozenset()
         self._remembered: dict[TopicPartition, tuple[int, str | None]] = {}
 
-    def remember(self, marks: Mapping[TopicPartition, int], ids: Mapping[str, str | None]) -> None:
+    def remember(self, marks: Mapping[TopicPartition, int], ids: Mapping[TopicPartition, str | None]) -> None:
         """The broker holds these commits."""
         for partition, mark in marks.items():
-            self._remembered[partition] = (mark, ids.get(partition.topic))
+            self._remembered[partition] = (mark, ids.get(partition))
 
     def forget(self, partition: TopicPartition) -> None:
         """Its log begins anew: what was committed says nothing about it."""

@@ -22,7 +22,7 @@ from confluent_kafka import (
     TopicCollection,
 )
 from confluent_kafka import TopicPartition as KafkaPartition
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
 
 from tests.harness.cache import cache_dir, cache_lock
 from tests.harness.process import Server, ServerError, free_port, port_open, wait_until
@@ -304,6 +304,11 @@ class KafkaServer:
         topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config or {}))
         self.admin.create_topics([topic])[name].result(ADMIN_TIMEOUT_SECS)
         wait_until(lambda: len(self._partitions(name)) == partitions, ADMIN_TIMEOUT_SECS, f"topic {name}")
+
+    def add_partitions(self, name: str, total: int) -> None:
+        """Give a topic more partitions, `total` in all, and wait until each has a leader."""
+        self.admin.create_partitions([NewPartitions(name, total)])[name].result(ADMIN_TIMEOUT_SECS)
+        wait_until(lambda: len(self._partitions(name)) == total, ADMIN_TIMEOUT_SECS, f"partitions of {name}")
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic, and the groups' commits with it, and wait until the broker has forgotten it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -155,15 +156,46 @@ def test_another_topic_id_restarts_the_partition_and_its_commits() -> None:
     group.answers = {P0: found(70)}
     group.partitions.add([P0], leaving=False)
     group.partitions.handed_out([RecordBatch(P0, [b"v"], [79])])
-    group.partitions.compare_ids({"t": "id"})
+    group.partitions.compare_ids({"t": "id"}, {"t": 2})
     assert not group.partitions.pending
-    group.partitions.compare_ids({"t": "another id"})
+    group.partitions.compare_ids({"t": "another id"}, {"t": 2})
     assert group.partitions.pending == {P0: Wanted(80, "topic_recreated")}
     group.answers = {P0: found(80, LogRange(0, 100), rewritten="topic_recreated")}
     group.partitions.place_pending()
     assert group.told[1:] == [("restarted", frozenset({P0}))]
     assert group.events == [OffsetsSkipped("t", 0, 80, 0, "topic_recreated")]
     assert (group.at, group.forgotten) == ({P0: 0}, [P0])
+
+
+def test_a_topic_made_anew_is_noticed_on_every_partition_though_one_has_been_read_anew_already() -> None:
+    """[D9]: P0's position was beyond the new log's end; P1's lies within it, among other records."""
+    group = Group()
+    group.answers = {P0: found(70), P1: found(20)}
+    group.partitions.add([P0, P1], leaving=False)
+    group.partitions.unreadable(P0, 70, None)
+    group.answers = {P0: replace(found(70, LogRange(0, 5)), topic_id="another id")}
+    group.partitions.place_pending()
+    assert group.told[1:] == [("restarted", frozenset({P0}))]
+    group.partitions.compare_ids({"t": "another id"}, {"t": 2})
+    assert group.partitions.pending == {P1: Wanted(20, "topic_recreated")}
+
+
+def test_a_partition_that_a_topic_made_anew_has_no_longer_waits_until_it_is_there() -> None:
+    """[D9]: its commits would fail for ever; records that come to it later are read from the first on."""
+    group = Group()
+    group.answers = {P0: found(70), P1: found(20)}
+    group.partitions.add([P0, P1], leaving=False)
+    for _ in range(2):
+        group.partitions.compare_ids({"t": "another id"}, {"t": 1})
+    assert group.partitions.pending == {P0: Wanted(70, "topic_recreated")}
+    assert group.told[1:] == [("restarted", frozenset({P1}))]
+    assert (group.paused, group.partitions.readable) == ({P0, P1}, [])
+    group.answers = {P0: found(70, rewritten="topic_recreated"), P1: found(20, rewritten="topic_recreated")}
+    group.partitions.place_pending()
+    group.partitions.compare_ids({"t": "another id"}, {"t": 2})
+    group.now += RETRY_SECS
+    group.partitions.place_pending()
+    assert (group.at, group.paused) == ({P0: 0, P1: 0}, set())
 
 
 def test_the_end_that_latest_chose_is_committed_at_once() -> None:
