@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -47,111 +48,146 @@ def wait_for_reason(daemon: Daemon, words: str) -> None:
     wait_until(lambda: words in readiness(daemon), 25, f"{words} in /readyz")
 
 
-@pytest.mark.parametrize("scheme", STORES)
+class OnEveryStore:
+    """A daemon for each kind of store, each in a group of its own on the one topic, not started."""
+
+    def __init__(
+        self, kafka: KafkaServer, topic: str, make_daemon: MakeDaemon, make_side: MakeSide, **options: bool
+    ) -> None:
+        self._kafka, self._topic = kafka, topic
+        self.sides = {scheme: make_side(scheme, **options) for scheme in STORES}
+        self.daemons = {}
+        for scheme, side in self.sides.items():
+            own_group = merged(SMALL, {"kafka": {"group_id": self.group(scheme)}})
+            settings = with_store(settings_for(kafka, topic, own_group), side)
+            self.daemons[scheme] = make_daemon(settings, name=scheme)
+
+    def group(self, scheme: str) -> str:
+        """The group of a store's daemon."""
+        return f"{self._topic}-{scheme}"
+
+    def start(self) -> None:
+        """Start them all and wait until each is ready."""
+        for daemon in self.daemons.values():
+            daemon.launch()
+        for daemon in self.daemons.values():
+            daemon.wait_ready()
+
+    def nothing_committed(self) -> bool:
+        """Whether no group has committed anything."""
+        return all(nothing_committed(self._kafka, self._topic, self.group(scheme)) for scheme in STORES)
+
+    def finish(self, records: list[tuple[str, bytes]], caught_up_secs: float) -> None:
+        """Wait until all is committed, stop, and compare each store with what was produced."""
+        for scheme, side in self.sides.items():
+            caught_up(self._kafka, self._topic, caught_up_secs, group=self.group(scheme))
+            self.daemons[scheme].wait_ready(5)
+            assert self.daemons[scheme].stop() == 0
+            assert_stored(self._topic, records, side.archive())
+            assert side.leftovers() == []
+
+
+@pytest.fixture
+def on_every_store(
+    kafka: KafkaServer, topic: str, make_daemon: MakeDaemon, make_side: MakeSide
+) -> Callable[..., OnEveryStore]:
+    return lambda **options: OnEveryStore(kafka, topic, make_daemon, make_side, **options)
+
+
+MakeAll = Callable[..., OnEveryStore]
+
+
 def test_c27_with_half_of_all_puts_refused_everything_arrives_once(
-    scheme: str, kafka: KafkaServer, topic: str, make_daemon: MakeDaemon, make_side: MakeSide
+    kafka: KafkaServer, topic: str, on_every_store: MakeAll
 ) -> None:
     """[S6]: 503 for every second upload, at random, while input goes on; retries are counted."""
     kafka.create_topic(topic, 2)
-    side = make_side(scheme)
+    every = on_every_store()
+    every.start()
     rng = random.Random(27)
-    daemon = make_daemon(with_store(settings_for(kafka, topic, SMALL), side)).start()
-    brings = uploads(side)
-    side.proxy.fail(side.busy(), when=lambda r: brings(r) and rng.random() < 0.5, times=None)
-    with Load(kafka, topic, 2, orgs=6, per_sec=1_000) as load:
-        time.sleep(6)
+    for side in every.sides.values():
+        brings = uploads(side)
+        side.proxy.fail(side.busy(), when=lambda r, b=brings: b(r) and rng.random() < 0.5, times=None)  # type: ignore[misc]
+    with Load(kafka, topic, 2, orgs=6, per_sec=500) as load:
+        time.sleep(5)
         load.stop()
-    wait_until(lambda: daemon.metrics().total("upload_retries_total", kind="throttled") >= 10, 20)
-    side.proxy.heal()  # an unlucky file waits up to a minute for its next turn
-    caught_up(kafka, topic, 70)
-    metrics = daemon.metrics()
-    assert metrics.total("upload_retries_total", kind="throttled") >= 10
-    assert metrics.total("records_archived_total") == len(load.records)
-    assert daemon.stop() == 0
-    assert_stored(topic, load.records, side.archive())
-    assert side.leftovers() == []
+    for daemon, side in zip(every.daemons.values(), every.sides.values(), strict=True):
+        wait_until(partial(retries_of_at_least, daemon, "throttled", 10), 20, "ten retries")
+        side.proxy.heal()  # an unlucky file waits up to a minute for its next turn
+    every.finish(load.records, 70)
 
 
-@pytest.mark.parametrize("scheme", STORES)
+def retries_of_at_least(daemon: Daemon, kind: str, number: int) -> bool:
+    """Whether so many attempts have failed for a reason."""
+    return daemon.metrics().total("upload_retries_total", kind=kind) >= number
+
+
 def test_c28_a_denied_store_is_told_by_readiness_and_gets_everything_when_allowed(
-    scheme: str, kafka: KafkaServer, topic: str, make_daemon: MakeDaemon, make_side: MakeSide
+    kafka: KafkaServer, topic: str, on_every_store: MakeAll
 ) -> None:
     """[S6], [O2]: denied while one file waits: soon not ready, with the reason; allowed: all there."""
     kafka.create_topic(topic)
-    side = make_side(scheme)
-    daemon = make_daemon(with_store(settings_for(kafka, topic, SMALL), side)).start()
-    side.proxy.fail(side.denied(), when=side.brings_bytes, times=None)
+    every = on_every_store()
+    every.start()
+    for side in every.sides.values():
+        side.proxy.fail(side.denied(), when=side.brings_bytes, times=None)
     records = [("a", value("a", n)) for n in range(100)]
     kafka.produce(topic, [record for _, record in records])
-    wait_for_reason(daemon, "access_denied")
-    assert daemon.get("/healthz")[0] == 200
-    assert nothing_committed(kafka, topic)
-    assert side.archive_keys() == []
-    side.proxy.heal()
-    caught_up(kafka, topic, 25)
-    daemon.wait_ready(5)
-    assert daemon.stop() == 0
-    assert_stored(topic, records, side.archive())
+    for daemon in every.daemons.values():
+        wait_for_reason(daemon, "access_denied")
+        assert daemon.get("/healthz")[0] == 200
+    assert every.nothing_committed()
+    for side in every.sides.values():
+        assert side.archive_keys() == []
+        side.proxy.heal()
+    every.finish(records, 25)
 
 
 def test_a_bucket_that_is_missing_at_start_is_waited_for(
-    kafka: KafkaServer, topic: str, make_daemon: MakeDaemon, make_side: MakeSide
+    kafka: KafkaServer, topic: str, on_every_store: MakeAll
 ) -> None:
-    """[S6], [O2]: on every store at once; readiness says what is missing until somebody creates it."""
+    """[S6], [O2]: readiness says what is missing until somebody creates it."""
     kafka.create_topic(topic)
-    sides = {scheme: make_side(scheme, create=False) for scheme in STORES}
+    every = on_every_store(create=False)
     records = [("a", value("a", n)) for n in range(100)]
     kafka.produce(topic, [record for _, record in records])
-    daemons = {}
-    for scheme, side in sides.items():
-        own_group = merged(SMALL, {"kafka": {"group_id": f"{topic}-{scheme}"}})
-        settings = with_store(settings_for(kafka, topic, own_group), side)
-        daemons[scheme] = make_daemon(settings, name=scheme).launch()
-    for daemon in daemons.values():
+    for daemon in every.daemons.values():
+        daemon.launch()
+    for daemon in every.daemons.values():
         wait_for_reason(daemon, "missing_bucket")
-    for scheme in STORES:
-        assert nothing_committed(kafka, topic, f"{topic}-{scheme}")
-    for side in sides.values():
+    assert every.nothing_committed()
+    for side in every.sides.values():
         side.create()
-    for scheme, side in sides.items():
-        caught_up(kafka, topic, 30, group=f"{topic}-{scheme}")
-        daemons[scheme].wait_ready(15)
-        assert daemons[scheme].stop() == 0
-        assert_stored(topic, records, side.archive())
+    for daemon in every.daemons.values():
+        daemon.wait_ready(15)
+    every.finish(records, 30)
 
 
 def test_an_outage_of_20_seconds_with_input_going_on_loses_nothing(
-    kafka: KafkaServer, topic: str, make_daemon: MakeDaemon, make_side: MakeSide
+    kafka: KafkaServer, topic: str, on_every_store: MakeAll
 ) -> None:
-    """[S6], [B4]: every store at once; the outage is told once, and so is its end."""
+    """[S6], [B4]: the outage is told once, and so is its end."""
     kafka.create_topic(topic, 2)
-    sides = {scheme: make_side(scheme) for scheme in STORES}
-    daemons = {}
-    for scheme, side in sides.items():
-        own_group = merged(SMALL, {"kafka": {"group_id": f"{topic}-{scheme}"}})
-        daemons[scheme] = make_daemon(with_store(settings_for(kafka, topic, own_group), side), name=scheme)
-        daemons[scheme].start()
+    every = on_every_store()
+    every.start()
     with Load(kafka, topic, 2, orgs=4, per_sec=200) as load:
         time.sleep(2)
-        for side in sides.values():
+        for side in every.sides.values():
             side.proxy.go_away()
         time.sleep(20)
-        for daemon in daemons.values():
+        for daemon in every.daemons.values():
             assert "the store does not take files" in readiness(daemon)
             assert daemon.get("/healthz")[0] == 200
-        for side in sides.values():
+        for side in every.sides.values():
             side.proxy.come_back()
         load.stop()
-    for scheme, side in sides.items():
-        daemon = daemons[scheme]
-        caught_up(kafka, topic, 40, group=f"{topic}-{scheme}")
-        daemon.wait_ready(5)
+    for scheme, daemon in every.daemons.items():
+        caught_up(kafka, topic, 40, group=every.group(scheme))
         assert daemon.metrics().total("store_outages_total") == 1
-        assert daemon.stop() == 0
+    every.finish(load.records, 40)
+    for daemon in every.daemons.values():
         lines = [entry for entry in daemon.logs() if entry["level"] in ("warning", "error")]
         assert len(lines) < 40, "an outage fills the log"
-        assert_stored(topic, load.records, side.archive())
-        assert side.leftovers() == []
 
 
 @contextmanager
@@ -401,7 +437,8 @@ def test_c02_an_object_that_a_store_denies_once_is_missing_after_no_restart(
     """[D1], [S6]: on az://, beside s3://: the second object is denied, a stop comes in the middle of it."""
     kafka.create_topic(topic)
     side = make_side("az")
-    daemon = make_daemon(with_store(settings_for(kafka, topic, SMALL), side)).start()
+    more = merged(SMALL, {"shutdown_timeout_secs": 3})
+    daemon = make_daemon(with_store(settings_for(kafka, topic, more), side)).start()
     side.proxy.fail(side.denied(), when=lambda r: r.method == "PUT" and "/b/" in r.path, times=None)
     records = [(org, value(org, n)) for n, org in enumerate("abc")]
     for _, record in records:
@@ -409,7 +446,6 @@ def test_c02_an_object_that_a_store_denies_once_is_missing_after_no_restart(
         time.sleep(0.3)
     wait_until(lambda: len(side.archive_keys()) == 2, 15, "a and c")
     wait_until(lambda: kafka.committed(topic, topic) == {0: 1}, 10, "a commit of the first")
-    daemon.settings["shutdown_timeout_secs"] = 3
     assert daemon.stop() == 0
     assert kafka.committed(topic, topic) == {0: 1}
     side.proxy.heal()
