@@ -1,4 +1,4 @@
-"""`python -m tests.mutation [WORD...]`: which tests catch which wrong change; status 1 if one lives unexplained.
+"""`python -m tests.mutation [WORD...]`: which tests catch which wrong change; 1 if one lives unexplained.
 
 Works on a copy: the source is not touched. A WORD takes only the mutants whose path or text holds it.
 """
@@ -19,6 +19,7 @@ from tests.mutation.mutants import MUTANTS, Mutant
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = (
     "tests/unit/test_ledger.py",
+    "tests/unit/test_uploads_abandoned.py",
     "tests/unit/test_spool_file.py",
     "tests/unit/test_spool_directory.py",
     "tests/contract/test_writers.py",

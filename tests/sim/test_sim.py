@@ -16,13 +16,14 @@ import pytest
 
 from archiver.bounds import Bounds
 from archiver.domain.rolling import FlushPolicy, RollPolicy
+from archiver.errors import FatalError
 from tests.sim.plants import PLANTS, Plant
 from tests.sim.process import Outside, Process, draw_policy
 from tests.sim.schedule import run_schedule
 from tests.sim.world import CROWDS, Violation, World
 
 FIXED_SEEDS = 300
-CROWDED_SEEDS = 600
+CROWDED_SEEDS = 1_000
 PLANT_SEEDS_MAX = 2_000
 FRESH_SECS = 4.0
 FRESH_SECS_WITH_SERVERS = 45.0
@@ -124,3 +125,22 @@ def test_a_stop_archives_what_a_failed_write_has_moved_on() -> None:
         assert process.archiver.finish() == 0
         assert next(failures, None) is None, "no write failed"
         assert outside.broker.committed == {p: end for p, end in outside.broker.ends.items() if end}
+
+
+def test_a_disk_that_stays_broken_ends_the_process_soon() -> None:
+    """[D10]: a few attempts, not for ever; what the restart reads again is not committed."""
+    world = World(3)
+    world.mode, world.disk_bytes = "held", None
+    world.calm_down()
+    outside = Outside(world)
+    assert outside.broker is not None
+    process = Process(outside, draw_policy(world.rng, small_disk=False))
+    process.archiver.start()
+    outside.broker.produce(60)
+    world.chance = lambda fault: fault == "write_error"  # type: ignore[method-assign]
+    with pytest.raises(FatalError, match="the spool cannot be written"):
+        for _ in range(200):
+            process.archiver.turn()
+    process.archiver.fail("broken")
+    assert process.archiver.finish() == 1
+    assert all(stored.nonce == "foreign" for stored in outside.store.objects.values())
