@@ -161,7 +161,7 @@ class KafkaSource:
     def commit_and_confirm(self, marks: Mapping[TopicPartition, int], timeout_secs: float) -> bool:
         """See `ports.Source`; may be called inside `revoked`. A synchronous commit could not be bounded."""
         deadline = self._clock.monotonic() + timeout_secs
-        ahead = self._commits.ours(marks)
+        ahead = self._still_committable(self._commits.ours(marks), timeout_secs)
         if not ahead:
             return True
         if self._commits.send(ahead) is not None:
@@ -170,6 +170,14 @@ class KafkaSource:
         if done:
             self._confirmed(ahead)
         return done
+
+    def _still_committable(
+        self, ahead: Mapping[TopicPartition, int], timeout_secs: float
+    ) -> dict[TopicPartition, int]:
+        """Without the partitions of deleted topics: no broker would ever show their marks."""
+        ids = {partition: self._commits.ids.get(partition) for partition in ahead}
+        gone = replaced(self._admin, ids, min(REPLACED_ANSWER_SECS, timeout_secs / 4))
+        return {partition: mark for partition, mark in ahead.items() if partition not in gone}
 
     # --- state ------------------------------------------------------------------------------
 

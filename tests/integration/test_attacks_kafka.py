@@ -80,6 +80,31 @@ def test_a_topic_made_anew_with_fewer_partitions_holds_nothing_up(
     assert_stored(topic, first + again + more, daemon.archive())
 
 
+def test_a_stop_does_not_wait_for_the_commit_of_a_topic_that_is_deleted(
+    kafka: KafkaServer, topic: str, make_daemon: MakeDaemon
+) -> None:
+    """[D6]: the topic has gone and no look has noticed; every other commit is made, and that at once."""
+    topics = [topic, f"{topic}-stays"]
+    for name in topics:
+        kafka.create_topic(name, 2)
+    settings = settings_for(
+        kafka, topic, {"kafka": {"topics": topics}, "archive": {"roll_interval_secs": 3600}}
+    )
+    daemon = make_daemon(settings).start()
+    records = records_of(60)
+    for name in topics:
+        kafka.produce(name, [record for _, record in records])
+    consumed(daemon, 120)
+    kafka.delete_topic(topic)
+    started = time.monotonic()
+    assert daemon.stop() == 0
+    assert time.monotonic() - started < 6
+    assert kafka.lag(topic, topics[1]) == 0
+    archive = daemon.archive()
+    for name in topics:
+        assert_stored(name, records, {r: files for r, files in archive.items() if r.startswith(f"{name}/")})
+
+
 def test_a_spool_that_is_removed_ends_the_process_in_order_and_a_restart_reads_again(
     kafka: KafkaServer, topic: str, make_daemon: MakeDaemon
 ) -> None:
