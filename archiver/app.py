@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import random
+import resource
 import secrets
 import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from archiver import __version__
 from archiver.bounds import Bounds
@@ -62,6 +63,7 @@ class SystemClock:
 def run(settings: Settings) -> int:
     """Archive until stopped; the exit status. Raises `StartError` and `ConfigError`."""
     on_signal = _Signals()  # before any thread: they inherit the mask
+    raise_handle_limit()
     telemetry = Telemetry(
         level=settings.log.level, log_format=settings.log.format, secrets=secret_values(settings)
     )
@@ -73,6 +75,15 @@ def run(settings: Settings) -> int:
         gc.freeze()  # what start-up made stays; looking through it again and again costs time
         gc.set_threshold(*GC_THRESHOLDS)
         return archiver.run()
+
+
+def raise_handle_limit() -> None:
+    """As many file handles as the process may have: the usual soft limit of 1,024 is there for programs
+    that use `select`, and a thousand senders, or uploads, would take all of them from the spool [B3]."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):  # not everywhere may it be as high as it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _build(settings: Settings, telemetry: Telemetry, stack: ExitStack) -> Archiver:

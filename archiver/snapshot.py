@@ -91,7 +91,7 @@ _PAUSE_WORDS = {
     "memory": "buffer.max_bytes is reached, the spool's disk is slower than the source",
     "spool": "buffer.max_spool_bytes is reached, files wait for their upload",
     "disk": "less than buffer.min_free_disk_bytes is free on the spool's disk",
-    "no_space": "the spool's disk is full",
+    "no_space": "the spool's disk is full, or this process has no file handle left",
 }
 
 

@@ -21,12 +21,13 @@ FILE_MODE = 0o600
 CHECKSUMS = frozenset({"crc32", "crc32c", "md5"})
 """The checksums that can be asked for; CRC-32 is computed in any case."""
 
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+_HEALS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
 
 
 def is_no_space(error: Exception) -> bool:
-    """Whether waiting for room on the disk (or in the quota) can help."""
-    return isinstance(error, OSError) and error.errno in _NO_SPACE
+    """Whether waiting for room can help: on the disk, in the quota, or in the table of file handles,
+    which connections of others may have filled."""
+    return isinstance(error, OSError) and error.errno in _HEALS
 
 
 def fsync_directory(path: Path) -> None:

@@ -44,7 +44,7 @@ WAY_OUT_OF_PAUSE = {
     "memory": "records come in faster than they are compressed: raise buffer.max_bytes or add a replica",
     "spool": "uploads are slower than input: look at the store, or raise buffer.max_spool_bytes",
     "disk": "free space on the spool's disk; below buffer.min_free_disk_bytes nothing is taken",
-    "no_space": "the spool's disk is full: free space; it goes on by itself",
+    "no_space": "the spool's disk is full, or no file handle is left: free some; it goes on by itself",
 }
 
 

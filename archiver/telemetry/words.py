@@ -10,7 +10,7 @@ PAUSED_BY = {
     "memory": "the memory bound is reached",
     "spool": "the spool's bound is reached",
     "disk": "the spool's disk is short of free space",
-    "no_space": "the spool's disk is full",
+    "no_space": "the spool's disk is full, or no file handle is left",
 }
 
 

@@ -376,6 +376,21 @@ def test_where_others_take_the_handles_writers_do_with_fewer(tmp_path: Path) -> 
     spool.writers.close(5)
 
 
+def test_where_no_handle_is_left_waiting_helps(tmp_path: Path) -> None:
+    """[B3]: others have taken them all; nothing is wrong with the spool, and they may give some back."""
+    spool = start(tmp_path, "none", threads=1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
+    try:
+        spool.writers.append(1, 0, [b"a"])
+        answer = spool.answer()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert isinstance(answer, WriteFailed)
+    assert answer.no_space
+    spool.writers.close(5)
+
+
 def test_an_open_file_that_vanished_fails_and_is_never_sealed(tmp_path: Path) -> None:
     """[D10]"""
     spool = start(tmp_path, threads=1, max_open_files=1)
