@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import time
 from pathlib import Path
 
 import grpc
 
+from archiver.pipeline import LOCAL_FAILURES_MAX, WRITE_RETRY_SECS
 from archiver.sources.grpc import SERVICE
 from archiver.sources.wire import transport_pb2 as wire
 from tests.harness.daemon import wait_until
@@ -37,6 +39,7 @@ def test_connections_that_take_every_handle_lose_no_push_that_was_answered(make_
         for n in range(5):
             push(wire.PushRequest(payload=b'{"_org_id":"crowd-%d"}' % n, format=wire.JSON), timeout=5)
         wait_until(lambda: "Too many open files" in daemon.output(), 10, "a shortage of handles")
+        time.sleep(1.2 * LOCAL_FAILURES_MAX * WRITE_RETRY_SECS)  # any other error would have ended it by now
         for connection in crowd:
             connection.close()
     wait_until(lambda: len(daemon.archive()) == 6, 20, "all six organisations")
