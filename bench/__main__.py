@@ -10,6 +10,7 @@ others use the machine; `--force` measures all the same and says so.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -84,6 +85,7 @@ def measure(names: Sequence[str], out: Path, *, quick: bool, force: bool) -> int
     """Run parts, print each one's table, keep each one's results as soon as it is done."""
     path = out / "results.json"
     out.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped
     context = Context(Path(tempfile.mkdtemp(prefix="run-", dir=out)), Others(force=force), quick=quick)
     try:
         for name in names:
