@@ -36,10 +36,10 @@ def batches(records: Sequence[Message], wanted: Container[TopicPartition]) -> li
     if not records:
         return []
     values, offsets = list(map(_value, records)), list(map(_offset, records))
-    topics, partitions = list(map(_topic, records)), list(map(_partition, records))
-    if len(set(partitions)) == 1 and len(set(topics)) == 1:
-        only = TopicPartition(topics[0], partitions[0])
+    if len(set(map(_partition, records))) == 1 and len(set(map(_topic, records))) == 1:
+        only = TopicPartition(_topic(records[0]), _partition(records[0]))
         return [RecordBatch(only, values, offsets)] if only in wanted else []
+    topics, partitions = map(_topic, records), map(_partition, records)
     columns: dict[tuple[str, int], tuple[list[bytes | None], list[int]]] = {}
     start = 0
     for where, run in groupby(zip(topics, partitions, strict=True)):
