@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,18 +28,24 @@ def blocks(language: str) -> list[str]:
 def archived(kafka: KafkaServer, make_daemon: MakeDaemon, topic: str, values: list[bytes]) -> Daemon:
     """A stopped daemon that has archived the values; several frames a file, several files."""
     kafka.create_topic(topic, 2)
-    kafka.produce(topic, values)
     daemon = make_daemon(
         {
             "kafka": {"brokers": kafka.bootstrap, "topics": [topic], "group_id": topic},
-            "archive": {"roll_size_bytes": "8KiB"},
             "buffer": {"flush_bytes": "32KiB"},
         }
     ).start()
-    wait_until(lambda: daemon.metrics().total("records_consumed_total") == len(values), 30, "all taken")
+    for part in (values[: len(values) // 2], values[len(values) // 2 :]):
+        before = daemon.metrics().total("records_consumed_total")
+        kafka.produce(topic, part)
+        wait_until(partial(_has_taken, daemon, before + len(part)), 30, "all taken")
+        daemon.roll()
     assert daemon.stop() == 0
     assert kafka.lag(topic, topic) == 0
     return daemon
+
+
+def _has_taken(daemon: Daemon, records: float) -> bool:
+    return daemon.metrics().total("records_consumed_total") == records
 
 
 def all_values(kafka: KafkaServer, topic: str, count: int) -> list[bytes]:
