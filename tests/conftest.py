@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def log_dir() -> Path:
-    """Where the output of this session's servers is kept; the last sessions' stay."""
+    """Where the output of the servers of this test run is kept; those of the last runs stay."""
     for old in sorted(LOGS.glob("*"))[:-LOGS_KEPT]:
         shutil.rmtree(old, ignore_errors=True)
     folder = LOGS / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
