@@ -20,8 +20,6 @@ Figures = Mapping[str, float]
 class Watch(Protocol):
     """What a comparison asks of the machine."""
 
-    worst: float
-
     def wait_until_quiet(self) -> None: ...
     def begin(self) -> None: ...
     def cores(self) -> float: ...
@@ -95,25 +93,25 @@ def compare(
     The order turns round every other round. Raises `BusyError` where others do not let go.
     """
     case = Case(name, dict(params or {}), {side: [] for side in sides})
-    watch.worst = 0.0
     for number in range(rounds):
         order = list(sides) if number % 2 == 0 else list(sides)[::-1]
         for side in order:
-            figures = _undisturbed(f"{name}, {side}", sides[side], watch)
+            figures, others_cores = _undisturbed(f"{name}, {side}", sides[side], watch)
             case.runs[side].append(dict(figures))
+            case.others_cores = max(case.others_cores, others_cores)
             _say(f"  {name:<34} {side:<22} round {number + 1}: {_brief(figures)}")
-    case.others_cores = watch.worst
     return case
 
 
-def _undisturbed(what: str, run: Callable[[], Figures], watch: Watch) -> Figures:
+def _undisturbed(what: str, run: Callable[[], Figures], watch: Watch) -> tuple[Figures, float]:
+    """A run that counts, and the cores that others used meanwhile."""
     for _ in range(RETRIES + 1):
         watch.wait_until_quiet()
         watch.begin()
         figures = run()
         cores = watch.cores()
         if not watch.busy(cores):
-            return figures
+            return figures, cores
         _say(f"  {what}: others used {cores:.2f} cores meanwhile: once more")
     raise BusyError(f"{what}: others used the machine in each of {RETRIES + 1} attempts (FORCE=1 overrides)")
 

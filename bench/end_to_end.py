@@ -166,6 +166,6 @@ def _beside_kcat(context: Context, name: str, work: Workload, **params: Any) -> 
 
 def group(context: Context) -> list[Case]:
     """One, two and three processes of one group on a topic of 12 partitions, started together."""
-    topic = context.topic(Workload(records=HEADLINE.records, partitions=12))
+    topic = context.topic(Workload(records=2 * HEADLINE.records, partitions=12))
     compared = {f"{count} processes": _archiver(context, topic, processes=count) for count in (1, 2, 3)}
     return [context.compare("12 partitions", compared)]

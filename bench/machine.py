@@ -14,6 +14,9 @@ from pathlib import Path
 BUSY_CORES_MAX = 0.15
 """More than this many cores used by others before a run, or while it lasts, and it does not count."""
 
+ROUNDING_SECS = 0.05
+"""The kernel counts CPU in ticks of 10 ms: over a run of milliseconds a tick or two look like a crowd."""
+
 LOOK_SECS = 1.0
 QUIET_TIMEOUT_SECS = 60.0
 
@@ -86,7 +89,6 @@ class Others:
     def __init__(self, *, force: bool = False, max_cores: float = BUSY_CORES_MAX) -> None:
         self.force = force
         self.max_cores = max_cores
-        self.worst = 0.0
         self._began = _usage()
 
     def begin(self) -> None:
@@ -94,13 +96,11 @@ class Others:
         self._began = _usage()
 
     def cores(self) -> float:
-        """Cores that others used since `begin`, on average; the worst is kept."""
+        """Cores that others used since `begin`, on average."""
         now = _usage()
         secs = max(now.at - self._began.at, 1e-9)
         used = (now.everybody - self._began.everybody) - (now.ours - self._began.ours)
-        cores = max(0.0, used / secs)
-        self.worst = max(self.worst, cores)
-        return cores
+        return max(0.0, used - ROUNDING_SECS) / secs
 
     def busy(self, cores: float) -> bool:
         """Whether that is more than a run may meet; never with `force`."""

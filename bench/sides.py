@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from confluent_kafka import Consumer, TopicPartition
+
 from bench.machine import cpu_secs, resident_bytes, tree
 from tests.harness.daemon import Daemon, merged
 from tests.harness.process import ServerError, free_port
@@ -121,7 +123,7 @@ def archiver(
             for daemon in daemons:
                 daemon.launch()
             start_secs, cpu_start = _started(daemons, measured)
-            _consume_all(daemons, topic.records, measured)
+            _consume_all(daemons, topic, measured)
             consumed_secs = measured.so_far()
             statuses = _stop(daemons)
     finally:
@@ -129,6 +131,7 @@ def archiver(
             daemon.kill()
     if any(statuses):
         raise RuntimeError(f"the archiver ended with {statuses}: {daemons[0].server.tail()}")
+    _require_committed(topic, group)
     size = sum(_tree_size(daemon.root / "archive") for daemon in daemons)
     shutil.rmtree(root)
     return Run(
@@ -168,12 +171,43 @@ def _started(daemons: Sequence[Daemon], measured: _Measured) -> tuple[float, flo
     return measured.so_far(), sum(cpu_secs(daemon.pid) for daemon in daemons)
 
 
-def _consume_all(daemons: Sequence[Daemon], records: int, measured: _Measured) -> None:
-    """Asks seldom while much is left: each answer costs the process some milliseconds."""
-    while (done := sum(consumed(daemon) or 0.0 for daemon in daemons)) < records:
+def _consume_all(daemons: Sequence[Daemon], topic: Topic, measured: _Measured) -> None:
+    """Asks seldom while much is left: each answer costs the process some milliseconds.
+
+    Several processes may take a record twice, while they share out the partitions, so there it is their
+    positions that tell, which are up to a second old.
+    """
+    while (done := sum(consumed(daemon) or 0.0 for daemon in daemons)) < topic.records:
         _check(daemons, measured)
         rate = max(done / max(measured.so_far(), 0.1), 1.0)
-        time.sleep(min(max((records - done) / rate / 2, 0.02), 0.5))
+        time.sleep(min(max((topic.records - done) / rate / 2, 0.02), 0.5))
+    while len(daemons) > 1 and _positions(daemons) < topic.records:
+        _check(daemons, measured)
+        time.sleep(0.1)
+
+
+def _positions(daemons: Sequence[Daemon]) -> float:
+    """How far the group has come: the furthest position of each partition, added up."""
+    furthest: dict[str, float] = {}
+    for daemon in daemons:
+        for line in daemon.get("/metrics")[1].splitlines():
+            if line.startswith("dfe_archiver_position{"):
+                labels, _, value = line.rpartition(" ")
+                furthest[labels] = max(furthest.get(labels, 0.0), float(value))
+    return sum(furthest.values())
+
+
+def _require_committed(topic: Topic, group: str) -> None:
+    """Every record is archived only if every offset is committed: a run that left some is no run."""
+    consumer = Consumer({"bootstrap.servers": topic.bootstrap, "group.id": group, "log_level": 0})
+    try:
+        listed = consumer.list_topics(topic.name, timeout=20).topics[topic.name].partitions
+        answers = consumer.committed([TopicPartition(topic.name, number) for number in listed], timeout=20)
+    finally:
+        consumer.close()
+    committed = sum(max(answer.offset, 0) for answer in answers)
+    if committed != topic.records:
+        raise RuntimeError(f"{topic.name}: {committed} of {topic.records} records are archived and committed")
 
 
 def _check(daemons: Sequence[Daemon], measured: _Measured) -> None:

@@ -98,6 +98,15 @@ def batches_of_values(work: Workload, seed: int = 1) -> Iterator[list[bytes]]:
             left -= len(part)
 
 
+def shares(work: Workload, values: list[bytes], turn: int) -> list[list[bytes]]:
+    """The values of a turn by partition. Each time round the pool a partition gets others of it, so that
+    what it holds repeats no sooner than the pool does: a codec would find the repetition."""
+    turns_per_pool = -(-work.distinct // BATCH_RECORDS)
+    shift = turn // turns_per_pool
+    count = work.partitions
+    return [values[(partition + shift) % count :: count] for partition in range(count)]
+
+
 def produce(bootstrap: str, topic: str, work: Workload, seed: int = 1) -> int:
     """Fill the topic; returns the bytes of all values and of a newline behind each."""
     from confluent_kafka import Producer  # not where instructions are counted
@@ -115,10 +124,10 @@ def produce(bootstrap: str, topic: str, work: Workload, seed: int = 1) -> int:
     )
     total = 0
     queued_max = max(BATCH_RECORDS, min(QUEUED_MAX, (1 << 30) // work.size - BATCH_RECORDS))
-    for values in batches_of_values(work, seed):
+    for turn, values in enumerate(batches_of_values(work, seed)):
         total += sum(map(len, values)) + len(values)
-        for partition in range(work.partitions):
-            messages = [{"value": value} for value in values[partition :: work.partitions]]
+        for partition, share in enumerate(shares(work, values, turn)):
+            messages = [{"value": value} for value in share]
             if messages and producer.produce_batch(topic, messages, partition=partition) != len(messages):
                 raise RuntimeError(f"{topic}: the producer's queue is full")
         while len(producer) > queued_max:
