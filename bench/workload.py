@@ -14,8 +14,10 @@ AGENTS = ("Mozilla/5.0 (X11; Linux x86_64)", "curl/8.5.0", "okhttp/4.12.0", "pyt
 WORDS = ("request", "served", "cache", "miss", "hit", "upstream", "took", "retry")
 
 POOL_BYTES = 48 << 20
-POOL_RECORDS_MAX = 100_000
-"""Records repeat after so many: far behind what a frame or a codec's window can see."""
+POOL_RECORDS_MAX = 500_000
+"""Records repeat after so many: more of an organisation's than a frame and a codec's window hold."""
+
+FRAME_BYTES = 1 << 20
 
 QUEUED_MAX = 400_000
 BATCH_RECORDS = 20_000
@@ -44,8 +46,9 @@ class Workload:
 
     @property
     def distinct(self) -> int:
-        """How many different records are made; every organisation has one at least where that fits."""
-        return min(self.records, max(min(POOL_BYTES // self.size, POOL_RECORDS_MAX), 2 * self.orgs))
+        """How many different records are made: with many organisations all, or frames would repeat some."""
+        frames = self.orgs * (FRAME_BYTES // self.size)
+        return min(self.records, max(min(POOL_BYTES // self.size, POOL_RECORDS_MAX), frames))
 
     def org_ids(self, rng: random.Random, count: int) -> list[str]:
         """One organisation per record. Uniform, each comes once before any comes again."""

@@ -161,8 +161,11 @@ def test_c25_a_spool_below_its_free_bytes_pauses_and_resumes(
             },
         }
         daemon = make_daemon(settings_for(kafka, topic, more))
-        daemon.start()
-        kafka.produce(topic, [record for _, record in records])
+        with blocked_route(daemon, topic, "org-0") as heal:
+            daemon.start()
+            kafka.produce(topic, [record for _, record in records])
+            wait_until(lambda: daemon.metrics().total("paused", reason="disk") == 1, 60, "the pause")
+            heal()
         wait_until(lambda: daemon.metrics().total("records_archived_total") > 8_000, 60, "files that leave")
         daemon.roll()
         consumed(daemon, 16_000, 60)
