@@ -277,7 +277,7 @@ class Archiver:
         """[R1]: by age here, by size when the writer has told the size."""
         while self._opened:
             file = next(iter(self._opened.values()))
-            reason = self.policy.roll.due(file.size, now - file.opened_at)
+            reason = file.overdue or self.policy.roll.due(file.size, now - file.opened_at)
             if reason is None or not self.roll(file, reason):
                 return
 
@@ -290,10 +290,10 @@ class Archiver:
         return True
 
     def roll_all(self, reason: RollReason, holding: frozenset[TopicPartition] | None = None) -> None:
-        """Close every open file, or those that have records of certain partitions."""
+        """Close every open file, or those that have records of certain partitions, as soon as it can be."""
         for file in list(self._opened.values()):
             if holding is None or not holding.isdisjoint(file.held):
-                self.roll(file, reason)
+                self._close_soon(file, reason)
 
     def _close(self, file: ArchiveFile, reason: RollReason) -> None:
         file.state, file.reason = "closing", reason
@@ -442,7 +442,7 @@ class Archiver:
         if takes_records:
             self.open[file.route] = heir
         else:
-            self._close_soon(heir)
+            self._make_overdue(heir, file.overdue or file.reason or "space")
         heir.since = file.since
         heir.failures = file.failures
         file.successor = heir
@@ -582,7 +582,7 @@ class Archiver:
             if not file.held.isdisjoint(partitions):
                 file.held -= partitions
                 file.kept = True
-                self._close_soon(file)
+                self._close_soon(file, "revoked")
 
     def abandon(self, partitions: frozenset[TopicPartition]) -> None:
         """Let go of partitions: their files are deleted, unless they hold records of others too, or
@@ -593,7 +593,7 @@ class Archiver:
                 continue
             file.held -= partitions
             if file.held or file.kept:
-                self._close_soon(file)
+                self._close_soon(file, "revoked")
             else:
                 self._discard(file)
 
@@ -601,20 +601,24 @@ class Archiver:
         self.parts.ledger.drop(partitions)
         self.uncommitted.drop(partitions)
 
-    def _close_soon(self, file: ArchiveFile) -> None:
+    def _close_soon(self, file: ArchiveFile, reason: RollReason) -> None:
         """Close an open file; one that cannot close yet takes no more records and is the first to.
 
-        Its partition may come back and be read again from further down: in the same file records
-        would change places.
+        Whatever made it close came before the next record: a request is not forgotten while the disk
+        is full, and a partition that comes back may be read again from further down, when in the same
+        file records would change places.
         """
         heir = file.successor
         if heir is not None and heir.waits_for == file.file_id and heir.file_id in self.files:
-            self._close_soon(heir)
-        if file.state != "open" or self.roll(file, "revoked"):
+            self._close_soon(heir, reason)
+        if file.state != "open" or self.roll(file, reason):
             return
         if self.open.get(file.route) is file:
             del self.open[file.route]
-        file.opened_at = float("-inf")
+        self._make_overdue(file, reason)
+
+    def _make_overdue(self, file: ArchiveFile, reason: RollReason) -> None:
+        file.overdue = reason
         self._opened.move_to_end(file.file_id, last=False)
 
     def _discard(self, file: ArchiveFile) -> None:

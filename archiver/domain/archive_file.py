@@ -70,6 +70,9 @@ class ArchiveFile:
     raw_bytes: int = 0
     size: int = 0
     reason: RollReason | None = None
+    """Why it closed."""
+    overdue: RollReason | None = None
+    """Why it closes as soon as the spool takes its buffer; it takes no more records."""
     failures: int = 0
     """Local writes or seals that failed in a row, its predecessors' included."""
     sealed: SealedFile | None = None

@@ -88,8 +88,8 @@ MUTANTS = (
     ),
     Mutant(
         "archiver/pipeline.py",
-        " and heir.file_id in self.files:\n            self._close_soon(heir)",
-        ":\n            self._close_soon(heir)",
+        " and heir.file_id in self.files:\n            self._close_soon(heir, reason)",
+        ":\n            self._close_soon(heir, reason)",
         "an heir that was abandoned is closed, and is not there",
     ),
     Mutant(

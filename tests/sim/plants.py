@@ -114,7 +114,7 @@ def delete_files_that_hold_others(patch: Patch) -> None:
 
 def keep_files_open_over_a_revocation(patch: Patch) -> None:
     """A file with records of a partition that went stays open, and takes them again when it is back."""
-    patch.setattr(Archiver, "_close_soon", lambda self, file: None)
+    patch.setattr(Archiver, "_close_soon", lambda self, file, reason: None)
 
 
 def delete_what_nobody_reads_again(patch: Patch) -> None:

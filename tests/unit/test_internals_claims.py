@@ -44,6 +44,7 @@ from archiver.ports import (
     PartitionListener,
     RefusedFile,
     Result,
+    RollRequested,
     SealFailed,
     UploadState,
     WriteFailed,
@@ -338,6 +339,44 @@ def test_a_successor_that_was_abandoned_is_replaced() -> None:
     bench.archiver.turn()
     bench.seal_and_upload(heir)
     assert bench.outside.offered[-1] == {Q: 2}
+
+
+def test_a_roll_request_on_a_full_disk_is_kept_until_the_spool_takes_the_buffer() -> None:
+    """[R2]: what came before the request closes without waiting for the interval; what comes after
+    it goes to the next file."""
+    bench = Bench()
+    bench.take(P, 0, 2)
+    bench.inbox.put(WriteFailed(1, 1, 0, True, "full"))
+    bench.archiver.turn()
+    bench.take(P, 2, 1)
+    bench.inbox.put(RollRequested())
+    bench.archiver.turn()
+    assert bench.outside.seals == [1]  # the file that failed; its successor waits for the disk
+    bench.take(P, 3, 1)
+    bench.outside.now += WRITE_RETRY_SECS
+    bench.archiver.turn()
+    assert [(chunk[0], len(chunk[2])) for chunk in bench.outside.appended] == [(1, 2), (2, 3)]
+    bench.archiver.turn()
+    assert bench.outside.seals == [1, 2]
+    assert [len(file.values) for file in bench.archiver.open.values()] == [1]
+
+
+def test_a_roll_request_reaches_a_file_that_waits_for_what_its_predecessor_could_not_write() -> None:
+    """[R2]: the successor of a file whose failed chunks are not all known yet."""
+    bench = Bench()
+    bench.take(P, 0, 2)
+    bench.take(P, 2, 2)
+    bench.inbox.put(WriteFailed(1, 1, 0, True, "full"))
+    bench.archiver.turn()
+    bench.inbox.put(RollRequested())
+    bench.archiver.turn()
+    bench.inbox.put(WriteFailed(1, 2, 0, True, "full"))
+    bench.archiver.turn()
+    bench.outside.now += WRITE_RETRY_SECS
+    for _ in range(2):
+        bench.archiver.turn()
+    assert [(chunk[0], len(chunk[2])) for chunk in bench.outside.appended] == [(1, 2), (1, 2), (2, 4)]
+    assert bench.outside.seals == [1, 2]
 
 
 @pytest.mark.parametrize("outcome", ["sealed", "abandoned"])
