@@ -5,9 +5,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,8 +19,21 @@ from typing import Self
 POLL_SECS = 0.05
 TAIL_BYTES = 4_000
 
+PATIENCE = 5
+"""Tests say how long a wait takes at most on an idle machine; this is how many times as long it may take.
+
+A machine may be slow or busy. Only a test that fails waits for so long.
+"""
+
+SLACK_SECS = 10
+"""What may be added to a duration that a test bounds: more than scheduling takes away on a busy machine."""
+
+PORTS = range(10_000, 32_000)
+"""Below the range from which Linux takes the ports of outgoing connections: one of those could otherwise sit
+on a server's port while that is down, and a client that tries again and again could even reach itself."""
+
 _running: dict[int, Server] = {}
-_given_out: set[int] = set()
+_claims: list[socket.socket] = []
 
 
 class ServerError(Exception):
@@ -26,14 +41,32 @@ class ServerError(Exception):
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on and that this process has not given out before."""
-    while True:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        if port not in _given_out:
-            _given_out.add(port)
+    """A TCP port of 127.0.0.1 that nobody listens on and that no running test process has been given."""
+    for port in random.SystemRandom().sample(PORTS, 1_000):
+        if _claim(port) and _bindable(port):
             return port
+    raise ServerError("no free port found")
+
+
+def _claim(port: int) -> bool:
+    """Whether it is ours from now on: a name that only one process can hold, gone with that process."""
+    if sys.platform != "linux":
+        return True  # there are no such names
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(f"\0dfe-archiver-tests-port-{port}")
+    except OSError:
+        claim.close()
+        return False
+    _claims.append(claim)
+    return True
+
+
+def _bindable(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", port))
+        return True
+    return False
 
 
 def port_open(port: int, host: str = "127.0.0.1") -> bool:
@@ -44,11 +77,11 @@ def port_open(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def wait_until(condition: Callable[[], object], timeout_secs: float, what: str = "the condition") -> None:
-    """Poll until `condition()` is true; `TimeoutError` that names `what` after `timeout_secs`."""
-    deadline = time.monotonic() + timeout_secs
+    """Poll until `condition()` is true; `TimeoutError` that names `what` after `PATIENCE * timeout_secs`."""
+    deadline = time.monotonic() + PATIENCE * timeout_secs
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what} did not come true within {timeout_secs} s")
+            raise TimeoutError(f"{what} did not come true within {PATIENCE * timeout_secs} s")
         time.sleep(POLL_SECS)
 
 
@@ -58,6 +91,8 @@ class Server:
     `env` is added to this process's environment. `ready` is polled after `start` until it is true; an
     exception of kind `OSError` from it means "not yet". Usable as a context manager, startable again
     after `stop` or `kill`. Signals go to the whole group, so that wrappers take their children along.
+    However this process ends, its servers are killed: a `_Warden` sees to it where nobody else can.
+    Waits for `ready` and for an end last up to `PATIENCE` times as long as said.
     """
 
     def __init__(
@@ -101,10 +136,12 @@ class Server:
                 start_new_session=True,
             )
         _running[self._process.pid] = self
+        _warden.watch(self._process.pid)
 
     def wait_ready(self, timeout_secs: float | None = None) -> None:
         """Wait until `ready()` is true; a server that does not get there is killed."""
         timeout_secs = self.ready_timeout_secs if timeout_secs is None else timeout_secs
+        timeout_secs *= PATIENCE
         deadline = time.monotonic() + timeout_secs
         while not self._is_ready():
             if not self.running:
@@ -143,7 +180,7 @@ class Server:
     def freeze(self) -> None:
         """SIGSTOP: it keeps its sockets and does nothing until `thaw`. Returns once every thread stands."""
         self.signal(signal.SIGSTOP)
-        wait_until(self._stands, 5, f"{self.name} stopping at SIGSTOP")
+        wait_until(self._stands, 10, f"{self.name} stopping at SIGSTOP")
 
     def _stands(self) -> bool:
         threads = Path(f"/proc/{self.pid}/task").glob("*/stat")
@@ -163,17 +200,18 @@ class Server:
         assert self._process is not None
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)  # children that outlived their leader
-        _running.pop(self._process.pid, None)
+        if _running.pop(self._process.pid, None) is not None:
+            _warden.forget(self._process.pid)
         return self._process.returncode
 
     def wait(self, timeout: float) -> int:
-        """Wait for it to end by itself. Returns the exit status; `ServerError` after `timeout` seconds."""
+        """Wait for it to end by itself. Returns the exit status; `ServerError` if it does not."""
         if self._process is None:
             raise self.error("was never started")
         try:
-            self._process.wait(timeout)
+            self._process.wait(PATIENCE * timeout)
         except subprocess.TimeoutExpired:
-            raise self.error(f"still ran after {timeout} s") from None
+            raise self.error(f"still ran after {PATIENCE * timeout} s") from None
         status = self._gone()
         assert status is not None
         return status
@@ -216,6 +254,50 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+class _Warden:
+    """A process that kills the groups it was told of once this process is gone, however it went.
+
+    Linux could send a signal at the parent's death by itself, but not to a server that changes its user, not
+    to a server's children, and it would send it at the end of the thread that had started the server.
+    """
+
+    PROGRAM = """
+import os, signal, sys
+groups = set()
+for line in sys.stdin:
+    (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
+for group in groups:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except OSError:
+        pass
+"""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def watch(self, group: int) -> None:
+        """Kill this process group, too."""
+        self._tell(f"+{group}\n")
+
+    def forget(self, group: int) -> None:
+        """It has ended."""
+        self._tell(f"-{group}\n")
+
+    def _tell(self, line: str) -> None:
+        if self._process is None:
+            # a session of its own: what is sent to the terminal's processes must not reach it
+            argv = [sys.executable, "-I", "-S", "-c", self.PROGRAM]
+            self._process = subprocess.Popen(
+                argv, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+            )
+        assert self._process.stdin is not None
+        self._process.stdin.write(line.encode())
+
+
+_warden = _Warden()
 
 
 @atexit.register
