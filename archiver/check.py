@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from archiver.settings.models import Settings
 from archiver.settings.secrets import secret_values, without_secrets
 from archiver.spool import SpoolDirectory
 from archiver.stores import open_store
+from archiver.telemetry.http import bind
 
 BROKER_SECS = 10.0
 
@@ -38,7 +40,11 @@ def check(settings: Settings, show: Callable[[str], None] = print) -> int:
 
 def _findings(settings: Settings) -> Iterator[Finding]:
     yield Finding(True, "configuration", _summary(settings))
-    yield _spool(settings)
+    spool, held = _spool(settings)
+    yield spool
+    yield _port("metrics.listen", settings.metrics.listen, held=held)
+    if settings.transport == "grpc":
+        yield _port("grpc.listen", settings.grpc.listen, held=held)
     yield _store(settings)
     if settings.transport == "kafka":
         from archiver.sources.kafka_check import look
@@ -64,26 +70,37 @@ def _summary(settings: Settings) -> str:
     )
 
 
-def _spool(settings: Settings) -> Finding:
-    """A running archiver holds the lock: that is no fault of the spool's."""
+def _spool(settings: Settings) -> tuple[Finding, bool]:
+    """And whether a running archiver holds the lock, which is no fault of the spool's."""
     try:
         spool = SpoolDirectory.acquire(settings.buffer.spool_dir)
     except StartError as error:
         if "in use by" in str(error):
-            return Finding(True, "spool", f"a running archiver holds it, another cannot start. {error}")
-        return Finding(False, "spool", str(error))
+            return Finding(True, "spool", f"a running archiver holds it, another cannot start. {error}"), True
+        return Finding(False, "spool", str(error)), False
     try:
         spool.require_writable()
         free = spool.free_bytes()
     except StartError as error:
-        return Finding(False, "spool", str(error))
+        return Finding(False, "spool", str(error)), False
     finally:
         spool.release()
     enough = free >= settings.buffer.min_free_disk_bytes
     detail = f"{settings.buffer.spool_dir} is writable, {free >> 20} MiB free"
     if not enough:
         detail += ", which is below buffer.min_free_disk_bytes: consumption would pause"
-    return Finding(enough, "spool", detail)
+    return Finding(enough, "spool", detail), False
+
+
+def _port(key: str, listen: str, *, held: bool) -> Finding:
+    """`held`: an archiver runs with this spool, and may be who has the port."""
+    try:
+        bind(listen, key).close()
+    except StartError as error:
+        if held and isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE:
+            return Finding(True, "port", f"{listen} is taken, as it is while an archiver runs here ({key})")
+        return Finding(False, "port", str(error))
+    return Finding(True, "port", f"{listen} can be listened on ({key})")
 
 
 def _store(settings: Settings) -> Finding:
@@ -96,6 +113,8 @@ def _store(settings: Settings) -> Finding:
     finally:
         store.close()
     honours = (
-        "refuses to replace objects" if report.create_only else "would replace objects (a look-up stands in)"
+        "refuses to replace objects"
+        if report.create_only
+        else "would replace objects, so a look-up before each upload stands in"
     )
-    return Finding(True, "store", f"{where} can be written and {honours}. {report.detail}")
+    return Finding(True, "store", f"{where} can be written and {honours} ({report.detail})")

@@ -33,9 +33,10 @@ commands = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain text, the same wherever it goes; the image has nothing to colour it
     help="Archives Kafka topics (or gRPC pushes) into compressed files that standard tools read.",
 )
-config_commands = typer.Typer(no_args_is_help=True, help="Look at the configuration.")
+config_commands = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Look at the configuration.")
 commands.add_typer(config_commands, name="config")
 
 ConfigOption = Annotated[
@@ -54,6 +55,22 @@ def main() -> None:
     commands(prog_name="dfe-archiver")
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit(EXIT_OK)
+
+
+@commands.callback()
+def options(
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end."),
+    ] = False,
+) -> None:
+    """What goes before a command."""
+
+
 @commands.command()
 def run(config: ConfigOption = None, overrides: SetOption = None) -> None:
     """Archive until stopped by SIGTERM or SIGINT."""
@@ -69,7 +86,10 @@ def run(config: ConfigOption = None, overrides: SetOption = None) -> None:
 
 @commands.command()
 def check(config: ConfigOption = None, overrides: SetOption = None) -> None:
-    """Check the configuration and probe broker and store, without archiving."""
+    """Look whether configuration, broker and store are right.
+
+    Nothing is archived. Spool, ports, topics and group are looked at, too.
+    """
 
     def work() -> int:
         settings = _load(config, overrides).settings
@@ -87,7 +107,10 @@ def status(
     ] = "http://127.0.0.1:9090",
     watch: Annotated[bool, typer.Option("--watch", help="Show it again every few seconds.")] = False,
 ) -> None:
-    """Show what a running archiver is doing: partitions, files, bounds, last errors."""
+    """Show what a running archiver does.
+
+    Partitions, files, bounds, last errors.
+    """
 
     def work() -> int:
         from archiver.telemetry.terminal import show
@@ -99,7 +122,10 @@ def status(
 
 @config_commands.command("show")
 def config_show(config: ConfigOption = None, overrides: SetOption = None) -> None:
-    """Print the settings in effect and where each came from; secrets are masked."""
+    """Print the settings in effect.
+
+    With where each came from; secrets are masked.
+    """
 
     def work() -> int:
         from archiver.settings.show import effective_yaml

@@ -16,7 +16,7 @@ from archiver.settings.keys import Path as KeyPath
 from archiver.settings.models import Settings
 
 _PLACEHOLDER = re.compile(r"\{([a-z0-9_]+(?:\.[a-z0-9_]+)*)\}")
-_NAME = re.compile(r"[a-z][a-z0-9_]*(?:\.[A-Za-z0-9_-]+)+|transport")
+_NAME = re.compile(r"[a-z][a-z0-9_]*(?:\.[A-Za-z0-9_-]+)+|transport|shutdown_timeout_secs")
 
 
 @dataclass(frozen=True, slots=True)

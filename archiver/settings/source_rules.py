@@ -67,6 +67,11 @@ def _poll_times(settings: Settings) -> Iterator[str]:
             "interval or drain "
             "faster"
         )
+    if settings.shutdown_timeout_secs * 1000 >= kafka.max_poll_interval_ms:
+        yield (
+            "{shutdown_timeout_secs} must be below {kafka.max_poll_interval_ms}: raise the interval or "
+            "stop faster, or the group would evict us before the last commit"
+        )
     if kafka.group_protocol == "consumer":
         if "session_timeout_ms" in kafka.model_fields_set:
             yield (

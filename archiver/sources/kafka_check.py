@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,19 @@ from archiver.settings.models import Kafka
 from archiver.sources.kafka_client import connection_properties
 from archiver.sources.kafka_topics import Selection
 from archiver.sources.kafka_trouble import way_out
+
+ASK_SECS = 0.5
+"""As long as this, after a broker has refused the login, another one may still take it."""
+
+_NO_USE_WAITING = frozenset(
+    {
+        ck.KafkaError._AUTHENTICATION,
+        ck.KafkaError._SSL,
+        ck.KafkaError.SASL_AUTHENTICATION_FAILED,
+        ck.KafkaError.UNSUPPORTED_SASL_MECHANISM,
+    }
+)
+"""What a broker says to a wrong login or certificate: it will say the same again."""
 
 _NONE = "there is none to archive: see kafka.topics, and kafka.topic_include, which has to match whole names"
 
@@ -36,17 +50,33 @@ def look(
         yield False, "broker", f"the client does not take the settings: {error.args[0].str()}"
         return
     try:
-        try:
-            listed = consumer.list_topics(timeout=timeout_secs)
-        except ck.KafkaException as error:
-            consumer.poll(0)  # only a poll serves the callback, and only the callback gets the cause
-            why = _why([*errors, error.args[0]])
-            yield False, "broker", f"{brokers} does not answer within {timeout_secs:g} s: {why}"
+        listed = _listing(consumer, errors, timeout_secs)
+        if listed is None:
+            refused = any(error.code() in _NO_USE_WAITING for error in errors)
+            kept = "refuses us" if refused else f"does not answer within {timeout_secs:g} s"
+            yield False, "broker", f"{brokers} {kept}: {_why(errors)}"
             return
         yield True, "broker", f"{brokers} answers: {len(listed.brokers)} brokers, {len(listed.topics)} topics"
         yield from _topics_and_group(kafka, consumer, listed, excluded_topics, timeout_secs)
     finally:
         consumer.close()
+
+
+def _listing(consumer: Any, errors: list[ck.KafkaError], timeout_secs: float) -> Any:
+    """The topics that the cluster has; None once a broker has refused us, or the time is over.
+
+    A request waits out its whole timeout, whatever the brokers say meanwhile: it is made of short ones.
+    """
+    deadline = time.monotonic() + timeout_secs
+    while True:
+        left = max(0.0, deadline - time.monotonic())
+        try:
+            return consumer.list_topics(timeout=min(ASK_SECS, left))
+        except ck.KafkaException as error:
+            consumer.poll(0)  # only a poll serves the callback, and only the callback gets the cause
+            if left <= ASK_SECS or any(told.code() in _NO_USE_WAITING for told in errors):
+                errors.append(error.args[0])
+                return None
 
 
 def _why(errors: Sequence[ck.KafkaError]) -> str:

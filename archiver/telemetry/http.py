@@ -218,8 +218,8 @@ def status_json(state: StatusSource, not_ready: tuple[str, ...]) -> dict[str, An
     return body
 
 
-def bind(listen: str) -> socket.socket:
-    """A listening socket on `host:port`, `[v6]:port` or `:port`. Raises StartError."""
+def bind(listen: str, key: str = "metrics.listen") -> socket.socket:
+    """A listening socket on `host:port`, `[v6]:port` or `:port`. Raises StartError, which names `key`."""
     host, _, port = listen.rpartition(":")
     host = host.strip("[]") or "0.0.0.0"
     try:
@@ -230,16 +230,14 @@ def bind(listen: str) -> socket.socket:
         )[0]
         listening = socket.socket(family, kind, protocol)
     except (OSError, ValueError) as error:
-        raise StartError(f"metrics.listen={listen}: not an address to listen on ({error})") from error
+        raise StartError(f"{key}={listen}: not an address to listen on ({error})") from error
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen(WAITING_MAX)
     except OSError as error:
         listening.close()
-        raise StartError(
-            f"metrics.listen={listen}: {error}: choose another port or stop what uses it"
-        ) from error
+        raise StartError(f"{key}={listen}: {error}: choose another port or stop what uses it") from error
     return listening
 
 

@@ -6,11 +6,14 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from archiver.settings.models import Kafka
+from archiver.sources.kafka_check import look
 from tests.harness.archive import compare
 from tests.harness.daemon import Daemon, wait_until
 from tests.harness.kafka import KafkaServer, SecureListener, make_certificates
@@ -65,16 +68,18 @@ def test_records_are_archived_over_tls_with_a_password_that_is_seen_nowhere(
 def refused(daemon: Daemon, word: str) -> str:
     """Start it and wait until readiness gives a reason with the word; the reason."""
     daemon.launch()
+    reasons: list[str] = []
 
     def said() -> bool:
         try:
             code, body = daemon.get("/readyz")
         except OSError:
             return False
+        reasons.append(body)
         return code == 503 and word in body.lower()
 
-    wait_until(said, 30, f"a reason with {word!r}: ")
-    return daemon.get("/readyz")[1]
+    wait_until(said, 30, f"a reason with {word!r}")
+    return reasons[-1]
 
 
 def test_a_wrong_password_is_a_reason_of_readiness_and_no_secret_of_any_output(
@@ -89,6 +94,27 @@ def test_a_wrong_password_is_a_reason_of_readiness_and_no_secret_of_any_output(
     told = [daemon.get(path)[1] for path in ("/status", "/metrics", "/readyz", "/")]
     assert daemon.stop() == 0
     assert not any(secret in text for text in [*told, daemon.output()] for secret in (wrong, access.password))
+
+
+@pytest.mark.parametrize("wrong", ["password", "authority"])
+def test_check_does_not_wait_for_a_broker_that_refuses_the_login(
+    wrong: str, access: SecureListener, topic: str, tmp_path: Path
+) -> None:
+    """[O1]: the first refusal is told, in a second or two and not after its whole 10 s, with the way out."""
+    said = settings(access, topic)["kafka"]
+    if wrong == "password":
+        said["sasl_password"] = "wrong-but-secret-8f3a"
+    else:
+        make_certificates(tmp_path / "other")
+        said["ssl_ca_location"] = str(tmp_path / "other" / "ca.pem")
+    started = time.monotonic()
+    (finding,) = list(look(Kafka.model_validate(said), (), 10.0))
+    assert time.monotonic() - started < 5
+    ok, what, detail = finding
+    assert (ok, what) == (False, "broker")
+    assert detail.startswith(f"{access.bootstrap} refuses us: ")
+    assert ("kafka.sasl_password" if wrong == "password" else "kafka.ssl_ca_location") in detail
+    assert "wrong-but-secret" not in detail
 
 
 def test_a_broker_of_another_authority_is_not_talked_to(

@@ -65,9 +65,10 @@ def raising(error: Exception) -> Callable[[Settings], int]:
     return work
 
 
-def test_version_prints_the_version() -> None:
-    """[O1]"""
-    result = call("version")
+@pytest.mark.parametrize("word", ["version", "--version"])
+def test_version_prints_the_version(word: str) -> None:
+    """[O1]; the option is what people try first."""
+    result = call(word)
     assert (result.exit_code, result.stdout) == (0, f"dfe-archiver {__version__}\n")
 
 

@@ -35,6 +35,10 @@ def problems_of(values: dict[str, str]) -> list[str]:
             "400 must be below kafka.max_poll_interval_ms=300000: raise the interval or drain faster",
         ),
         ({"kafka.drain_timeout_secs": "300"}, "kafka.drain_timeout_secs=300 must be below"),
+        (
+            {"shutdown_timeout_secs": "300"},
+            "shutdown_timeout_secs=300 must be below kafka.max_poll_interval_ms=300000: raise the interval",
+        ),
         ({"kafka.session_timeout_ms": "300001"}, "kafka.session_timeout_ms=300001 must not be above"),
         (
             {"kafka.group_protocol": "consumer", "kafka.session_timeout_ms": "45000"},
@@ -162,6 +166,7 @@ def test_a_section_that_is_not_in_use_is_not_looked_into() -> None:
     settings_of({"s3.access_key_id": "k", "s3.endpoint": "x", "azure.account_key": "k", "minio.bucket": "m"})
     settings_of({"kafka.sasl_password": "p", "kafka.ssl_ca_location": "/nope", "grpc.tls_key": "/nope"})
     settings_of({"transport": "grpc", "kafka.topics": "", "kafka.drain_timeout_secs": "400"})
+    settings_of({"transport": "grpc", "shutdown_timeout_secs": "400"})
     settings_of({"compression.enabled": "false", "compression.level": "99"})
 
 
