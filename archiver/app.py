@@ -193,7 +193,7 @@ def _source(settings: Settings, emit: Emit, clock: Clock) -> Source:
     if settings.transport == "grpc":
         from archiver.sources.grpc import GrpcSource
 
-        return GrpcSource(settings.grpc)
+        return GrpcSource(settings.grpc, emit)
     from archiver.sources.kafka import KafkaSource
 
     excluded = () if settings.dlq.allow_in_topics else (settings.dlq.topic,)

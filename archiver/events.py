@@ -13,6 +13,8 @@ from archiver.domain.rolling import RollReason
 
 PauseReason = Literal["memory", "spool", "disk", "no_space"]
 RebalanceKind = Literal["assigned", "revoked", "lost"]
+PushRefusal = Literal["full", "late", "stopping", "too_large", "format", "malformed", "incomplete"]
+"""Why a push was not taken; the first three say that the same push can be taken later ([G2])."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,24 @@ class RetentionNear(Event):
     low_water_mark: int
     log_start: int
     headroom_records: int
+
+
+@dataclass(frozen=True, slots=True)
+class PushRefused(Event):
+    """[G2], [G3]: rate-limited by reason; the end of a full queue is PushesTaken."""
+
+    level: ClassVar[str] = "warning"
+    message: ClassVar[str] = "push refused: nothing of it was taken, and its sender was told why"
+    reason: PushRefusal
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class PushesTaken(Event):
+    message: ClassVar[str] = "pushes are taken again"
+    reason: PushRefusal
+    refused: int
+    secs: float
 
 
 # --- group ----------------------------------------------------------------------------------

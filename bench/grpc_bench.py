@@ -88,7 +88,7 @@ def _echo_aio() -> None:
 
 
 def _source() -> None:
-    source = GrpcSource(Grpc(listen="127.0.0.1:0"))
+    source = GrpcSource(Grpc(listen="127.0.0.1:0"), lambda _event: None)
     source.start(None)  # type: ignore[arg-type]
     done, records = threading.Event(), 0
 

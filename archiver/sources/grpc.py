@@ -22,8 +22,10 @@ from grpc_reflection.v1alpha import reflection
 
 from archiver.domain.batch import RecordBatch, TopicPartition
 from archiver.errors import SourceFatalError, StartError
-from archiver.ports import BrokerView, PartitionListener
+from archiver.events import PushRefusal
+from archiver.ports import BrokerView, Emit, PartitionListener
 from archiver.sources.pushes import JsonLines, Push, PushQueue, Values
+from archiver.sources.refusals import Refusals
 from archiver.sources.tls import server_credentials
 from archiver.sources.wire import transport_pb2 as wire
 
@@ -42,6 +44,7 @@ _RECEIVE_SLOT_SECS = 1.0
 _RECEIVE_SECS = 30.0
 _ARCHIVABLE = frozenset({wire.AUTO, wire.JSON})
 _CLOSED = "the gRPC listener is closed"
+_NO_MESSAGE = "no whole message came: it is above grpc.max_message_bytes, or its sender gave up"
 
 _Context = grpc.aio.ServicerContext[bytes, bytes]
 _Requests = AsyncIterator[bytes]
@@ -54,9 +57,9 @@ class GrpcSource:
     each connection after they changed.
     """
 
-    def __init__(self, settings: Grpc) -> None:
+    def __init__(self, settings: Grpc, emit: Emit) -> None:
         self._queue = PushQueue(settings.max_queue_bytes)
-        self._listener = _Listener(settings, self._queue)
+        self._listener = _Listener(settings, self._queue, Refusals(self._queue, emit))
         self._next_offset = 0
         self._paused = self._stopping = False
         self._turn = threading.Event()
@@ -124,9 +127,10 @@ class GrpcSource:
 class _Listener:
     """The server and the thread its event loop runs on."""
 
-    def __init__(self, settings: Grpc, queue: PushQueue) -> None:
+    def __init__(self, settings: Grpc, queue: PushQueue, refusals: Refusals) -> None:
         self._settings = settings
         self._queue = queue
+        self._refusals = refusals
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs lack it
         self._bound: Future[int] = Future()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -187,7 +191,7 @@ class _Listener:
     async def _serve(self) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
         server = grpc.aio.server(options=_options(self._settings))
-        transport = _Transport(self._queue, self.not_serving)
+        transport = _Transport(self._queue, self._refusals, self.not_serving)
         server.add_generic_rpc_handlers((transport.handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         await self._health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
@@ -232,8 +236,9 @@ class _Transport:
     before the message has been read, and so can refuse or put off the reading.
     """
 
-    def __init__(self, queue: PushQueue, not_serving: Callable[[], str | None]) -> None:
+    def __init__(self, queue: PushQueue, refusals: Refusals, not_serving: Callable[[], str | None]) -> None:
         self._queue = queue
+        self._refusals = refusals
         self._not_serving = not_serving
         self._receiving = asyncio.Semaphore(_RECEIVING_MAX)
 
@@ -267,28 +272,31 @@ class _Transport:
         gRPC cancels this at the call's deadline or when the sender gives up; nothing is queued then.
         """
         if (reason := self._queue.refuses()) is not None:
-            await _unavailable(context, reason)
+            await self._refuse(context, reason, _LATER[reason])
         raw = await self._receive(context)
         try:
             push = parse(raw)
         except DecodeError:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a message of {SERVICE}")
+            await self._refuse(context, "malformed", f"not a message of {SERVICE}")
         except _NotArchivable as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            await self._refuse(context, "format", str(error))
         if push.records > 0:
             await self._queue_or_refuse(context, push)
         return push.records
 
     async def _queue_or_refuse(self, context: _Context, push: Push) -> None:
         verdict = self._queue.offer(push)
-        if verdict == "too_large":
-            await context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
+        if verdict == "queued":
+            self._refusals.taken()
+        elif verdict == "too_large":
+            await self._refuse(
+                context,
+                verdict,
                 f"the push takes {push.cost} bytes, more than the whole queue "
                 f"(grpc.max_queue_bytes={self._queue.bound_bytes}): it can never be taken, send smaller ones",
             )
-        if verdict != "queued":
-            await _unavailable(context, verdict)
+        else:
+            await self._refuse(context, verdict, _LATER[verdict])
 
     async def _receive(self, context: _Context) -> bytes:
         """The one message of the call. A sender that stops in the middle does not keep others waiting."""
@@ -297,21 +305,30 @@ class _Transport:
                 waiting.reschedule(asyncio.get_running_loop().time() + _RECEIVE_SECS)
                 raw: bytes | object = await context.read()
         except TimeoutError:
-            await _unavailable(context, "late")
+            await self._refuse(context, "late", _LATER["late"])
         if not isinstance(raw, bytes):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
+            # also where the library refuses it: the sender has been told RESOURCE_EXHAUSTED by then
+            await self._refuse(context, "incomplete", _NO_MESSAGE)
         return raw
 
+    async def _refuse(self, context: _Context, reason: PushRefusal, detail: str) -> NoReturn:
+        """End the call. [G2]: with UNAVAILABLE nothing was taken, and the same push may be sent again."""
+        self._refusals.refused(reason, detail)
+        await context.abort(_STATUS[reason], detail, _RETRY_HINT if reason in _LATER else ())
 
-async def _unavailable(context: _Context, reason: str) -> NoReturn:
-    """[G2]: nothing of the push was taken, and the same push may be sent again."""
-    await context.abort(grpc.StatusCode.UNAVAILABLE, _WHY_UNAVAILABLE[reason], _RETRY_HINT)
 
-
-_WHY_UNAVAILABLE = {
+_LATER: dict[PushRefusal, str] = {
     "full": "the archiver's queue is full: nothing of this push was taken, send it again later",
     "stopping": "the archiver is shutting down: nothing of this push was taken, send it again",
     "late": "the push did not arrive in time: nothing of it was taken, send it again later",
+}
+
+_STATUS: dict[PushRefusal, grpc.StatusCode] = {
+    **dict.fromkeys(_LATER, grpc.StatusCode.UNAVAILABLE),
+    "too_large": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "format": grpc.StatusCode.INVALID_ARGUMENT,
+    "malformed": grpc.StatusCode.INVALID_ARGUMENT,
+    "incomplete": grpc.StatusCode.INVALID_ARGUMENT,
 }
 
 

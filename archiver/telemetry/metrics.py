@@ -33,6 +33,7 @@ UPLOAD_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 DRAIN_SECONDS = (0.1, 0.5, 1, 2.5, 5, 10, 20, 60, 300)
 
 PAUSE_REASONS: tuple[str, ...] = get_args(e.PauseReason)
+PUSH_REFUSALS: tuple[str, ...] = get_args(e.PushRefusal)
 ROLL_REASONS: tuple[str, ...] = get_args(RollReason)
 REBALANCE_KINDS: tuple[str, ...] = get_args(e.RebalanceKind)
 DEAD_LETTER_OUTCOMES = ("kafka", "file", "kept", "held", "failed")
@@ -136,6 +137,10 @@ class Metrics:
         self._once(
             e.NoCommittedOffset, "partitions_without_commit", "Non-empty partitions assigned without one."
         )
+        refused = self._tally(
+            "pushes_refused", "Pushes that were not taken, by why.", ("reason",), PUSH_REFUSALS
+        )
+        self._on[e.PushRefused] = lambda event: refused.add(1, event.reason)
         self._once(
             e.RetentionNear, "retention_warnings", "Warnings that records may go before they are archived."
         )

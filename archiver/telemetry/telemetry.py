@@ -22,6 +22,8 @@ from archiver.events import (
     FileArchived,
     FileRefusedEvent,
     Paused,
+    PushesTaken,
+    PushRefused,
     RecordsTaken,
     Resumed,
     RetentionNear,
@@ -46,6 +48,7 @@ LIMITED: dict[type[Event], tuple[str, ...]] = {
     DeadLettered: ("reason", "outcome"),
     FileRefusedEvent: ("reason",),
     Paused: ("reason",),
+    PushRefused: ("reason",),
     RetentionNear: ("topic", "partition"),
     SpoolWriteFailed: (),
     StoreDown: (),
@@ -58,6 +61,7 @@ What is not here is logged each time; offsets that were skipped above all ([D9])
 RECOVERS: dict[type[Event], tuple[tuple[type[Event], tuple[str, ...] | None], ...]] = {
     BrokerRecovered: ((BrokerTrouble, None),),
     CommitDone: ((CommitFailed, None),),
+    PushesTaken: ((PushRefused, ("reason",)),),
     Resumed: ((Paused, ("reason",)),),
     StoreRecovered: ((StoreDown, None), (UploadRetried, None)),
 }

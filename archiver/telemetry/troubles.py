@@ -16,6 +16,7 @@ from archiver.events import (
     NoCommittedOffset,
     OffsetsSkipped,
     Paused,
+    PushRefused,
     RetentionNear,
     SpoolWriteFailed,
     StoreDown,
@@ -45,6 +46,16 @@ WAY_OUT_OF_PAUSE = {
     "spool": "uploads are slower than input: look at the store, or raise buffer.max_spool_bytes",
     "disk": "free space on the spool's disk; below buffer.min_free_disk_bytes nothing is taken",
     "no_space": "the spool's disk is full, or no file handle is left: free some; it goes on by itself",
+}
+
+WAY_OUT_OF_REFUSAL = {
+    "full": "pushes come faster than they are archived: raise grpc.max_queue_bytes, add a replica or cores",
+    "late": "very many pushes arrive at once, or their senders stall: look at the network, or add a replica",
+    "stopping": "none is needed: senders send the push again, to the next process",
+    "too_large": "have the sender send smaller pushes, or raise grpc.max_queue_bytes",
+    "format": "have the sender send JSON lines: other formats cannot be archived as lines",
+    "malformed": "see who sends it: these bytes are no message of the service",
+    "incomplete": "have the sender send smaller pushes, or raise grpc.max_message_bytes",
 }
 
 
@@ -94,4 +105,6 @@ def _detail(event: Event) -> str:
 def _way_out(event: Event) -> str:
     if isinstance(event, Paused):
         return WAY_OUT_OF_PAUSE.get(event.reason, "")
+    if isinstance(event, PushRefused):
+        return WAY_OUT_OF_REFUSAL.get(event.reason, "")
     return str(getattr(event, "way_out", "") or WAY_OUT.get(type(event), ""))
