@@ -42,8 +42,8 @@ _SNAPPY_CHUNK_BYTES_MAX = 4 + 76_490  # checksum, and the most that 64 KiB can b
 class Compressor(Protocol):
     """Belongs to one thread: a zstd context shared between threads crashes the process."""
 
-    def frame(self, values: list[bytes]) -> bytes:
-        """One complete frame of the values (at least one), each followed by a newline [F1]."""
+    def frame(self, lines: list[bytes]) -> bytes:
+        """One complete frame of the records in these runs (at least one), each followed by a newline [F1]."""
         ...
 
 
@@ -86,9 +86,9 @@ class _LineCompressor:
     def __init__(self, compress: Callable[[bytes], bytes]) -> None:
         self._compress = compress
 
-    def frame(self, values: list[bytes]) -> bytes:
+    def frame(self, lines: list[bytes]) -> bytes:
         # The empty last element ends the last line without a second copy of the whole.
-        return self._compress(b"\n".join((*values, b"")))
+        return self._compress(b"\n".join((*lines, b"")))
 
 
 # --- compressing ----------------------------------------------------------------------------

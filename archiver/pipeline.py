@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from archiver.bounds import Bounds, Pauses
-from archiver.domain.archive_file import FILE_BYTES, HOLD_BYTES, RECORD_BYTES, ArchiveFile
+from archiver.domain.archive_file import FILE_BYTES, HOLD_BYTES, RUN_BYTES, ArchiveFile
 from archiver.domain.batch import RecordBatch, Spans, TopicPartition
 from archiver.domain.keys import KeyMaker
 from archiver.domain.rolling import FlushPolicy, RollPolicy, RollReason
@@ -208,7 +208,7 @@ class Archiver:
 
     def register(self, batches: Sequence[RecordBatch]) -> None:
         """Route batches into buffers, hold their offsets, and only then move the positions on."""
-        records = tombstones = multiline = raw_bytes = 0
+        records = tombstones = multiline = memory = 0
         defaulted: Counter[str] = Counter()
         now = self.parts.clock.monotonic()
         for batch in batches:
@@ -217,21 +217,22 @@ class Archiver:
                 file = self.open.get(part.route)
                 if file is None:
                     file = self.open[part.route] = self._new_file(part.route, now)
-                if not file.values:
+                if not file.lines:
                     self._note_buffered(file, now)
                 if file.add(batch.partition, part) and batch.partition not in file.held:
                     file.held.add(batch.partition)
-                    self.parts.ledger.hold(file.file_id, batch.partition, part.span.first)
-                raw_bytes += part.raw_bytes
-                if self.policy.flush.full(file.buffered_bytes, len(file.values)):
+                    self.parts.ledger.hold(file.file_id, batch.partition, part.first)
+                memory += part.raw_bytes
+                if self.policy.flush.full(file.buffered_bytes, file.buffered_records):
                     self._flush(file)
             self.parts.ledger.advance(batch.partition, batch.offsets[-1] + 1)
+            memory += RUN_BYTES * len(routed.slices)
             records += routed.records
             tombstones += routed.tombstones
             multiline += routed.multiline
             if routed.defaulted:
                 defaulted.update(routed.defaulted)
-        self.memory += raw_bytes + RECORD_BYTES * (records - tombstones)
+        self.memory += memory
         self.parts.emit(RecordsTaken(records, tombstones, multiline, tuple(defaulted.items())))
 
     def _new_file(self, route: str, now: float) -> ArchiveFile:
@@ -263,7 +264,7 @@ class Archiver:
         if chunk.number == 1:
             self.parts.writers.label(file.file_id, file.key)
         self.spool_bytes += chunk.raw_bytes
-        self.parts.writers.append(file.file_id, chunk.number, chunk.values)
+        self.parts.writers.append(file.file_id, chunk.number, chunk.lines)
         return True
 
     def _flush_due(self, now: float) -> None:
@@ -283,7 +284,7 @@ class Archiver:
 
     def roll(self, file: ArchiveFile, reason: RollReason) -> bool:
         """Close an open file: its buffer becomes the last frame. False while the spool takes nothing."""
-        if file.waits_for is not None or (file.values and not self._flush(file)):
+        if file.waits_for is not None or (file.lines and not self._flush(file)):
             return False
         self._close(file, reason)
         self.parts.writers.seal(file.file_id)
@@ -447,7 +448,7 @@ class Archiver:
         heir.failures = file.failures
         file.successor = heir
         if was_open:
-            if file.values:
+            if file.lines:
                 self._note_buffered(heir, file.buffered_since)
                 self._hand_over(file, heir, file.buffered_spans)
                 heir.inherit_buffer(file)
@@ -464,7 +465,7 @@ class Archiver:
 
     def _note_buffered(self, file: ArchiveFile, since: float) -> None:
         """The file's buffer holds records from now on, the oldest since then."""
-        if not file.values:
+        if not file.lines:
             file.buffered_since = since
             self._dirty[file.file_id] = file
 

@@ -119,7 +119,7 @@ def _file(file: ArchiveFile, now: float) -> FileStatus:
         route=file.route,
         key=str(file.key),
         state=file.state if file.state != "closing" else "sealing",
-        records=file.records + len(file.values) + sum(len(chunk.values) for chunk in file.chunks),
+        records=file.records + file.buffered_records + sum(chunk.records for chunk in file.chunks),
         raw_bytes=file.raw_bytes + file.buffered_bytes + waiting,
         size=file.size,
         age_secs=now - file.since,

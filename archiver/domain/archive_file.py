@@ -15,8 +15,8 @@ from archiver.domain.rolling import RollReason
 from archiver.domain.routing import Slice
 from archiver.domain.sealed import ObjectKey, SealedFile
 
-RECORD_BYTES = 41
-"""What a buffered record costs beside its bytes: CPython's header of a `bytes` (33) and a list slot (8)."""
+RUN_BYTES = 41
+"""What a run of lines costs beside its bytes: CPython's header of a `bytes` (33) and a list slot (8)."""
 
 FILE_BYTES = 1024
 """What a file costs in memory as long as it is not durable, so that very many small ones meet [B1] too."""
@@ -32,14 +32,16 @@ class Chunk:
     """Records on their way to the writer, as one frame."""
 
     number: int
-    values: list[bytes]
+    lines: list[bytes]
+    """Runs of records, as in `Slice.lines`."""
+    records: int
     raw_bytes: int
     spans: Spans
 
     @property
     def memory(self) -> int:
         """Bytes of memory it holds."""
-        return self.raw_bytes + RECORD_BYTES * len(self.values)
+        return self.raw_bytes + RUN_BYTES * len(self.lines)
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +58,9 @@ class ArchiveFile:
     opened_at: float
     since: float
     state: State = "open"
-    values: list[bytes] = field(default_factory=list)
+    lines: list[bytes] = field(default_factory=list)
+    """The buffer: runs of records, as in `Slice.lines`."""
+    buffered_records: int = 0
     buffered_bytes: int = 0
     buffered_since: float = 0.0
     buffered_spans: Spans = field(default_factory=dict)
@@ -81,52 +85,59 @@ class ArchiveFile:
     """A successor takes the records that its predecessor could not write: until all of those are
     known it is not flushed, or records would change places."""
     requeued: int = 0
-    """How many of the buffer's first records came from the predecessor's failed chunks."""
+    """How many of the buffer's first runs came from the predecessor's failed chunks."""
 
     def add(self, partition: TopicPartition, part: Slice) -> bool:
         """Buffer a batch's records of this route; True where the buffer had none of the partition."""
-        self.values += part.values
-        self.buffered_bytes += part.raw_bytes
+        _, lines, first, last, records = part
+        self.lines.append(lines)
+        self.buffered_records += records
+        self.buffered_bytes += len(lines) + 1
         span = self.buffered_spans.get(partition)
         if span is None:
-            self.buffered_spans[partition] = part.span
+            self.buffered_spans[partition] = Span(first, last, records)
             return True
-        span.last = part.span.last
-        span.count += part.span.count
+        span.last = last
+        span.count += records
         return False
 
     @property
     def memory(self) -> int:
         """Bytes of memory its buffer holds."""
-        return self.buffered_bytes + RECORD_BYTES * len(self.values)
+        return self.buffered_bytes + RUN_BYTES * len(self.lines)
 
     def cut(self) -> Chunk:
         """Take the buffer as the next chunk."""
         self.chunk_number += 1
-        chunk = Chunk(self.chunk_number, self.values, self.buffered_bytes, self.buffered_spans)
+        chunk = Chunk(
+            self.chunk_number, self.lines, self.buffered_records, self.buffered_bytes, self.buffered_spans
+        )
         self.chunks.append(chunk)
-        self.values, self.buffered_bytes, self.buffered_spans, self.requeued = [], 0, {}, 0
+        self.lines, self.buffered_records, self.buffered_bytes = [], 0, 0
+        self.buffered_spans, self.requeued = {}, 0
         return chunk
 
     def written(self, size: int) -> Chunk:
         """The oldest chunk under way is in the file, which is now `size` bytes long."""
         chunk = self.chunks.popleft()
         merge_spans(self.spans, chunk.spans)
-        self.records += len(chunk.values)
+        self.records += chunk.records
         self.raw_bytes += chunk.raw_bytes
         self.size = size
         return chunk
 
     def requeue(self, chunk: Chunk) -> None:
         """Put a predecessor's failed chunk in front of the buffer, behind earlier failed ones."""
-        self.values[self.requeued : self.requeued] = chunk.values
-        self.requeued += len(chunk.values)
+        self.lines[self.requeued : self.requeued] = chunk.lines
+        self.requeued += len(chunk.lines)
+        self.buffered_records += chunk.records
         self.buffered_bytes += chunk.raw_bytes
         merge_spans(self.buffered_spans, {p: Span(s.first, s.last, s.count) for p, s in chunk.spans.items()})
 
     def inherit_buffer(self, predecessor: ArchiveFile) -> None:
         """Take over what the predecessor has buffered and will never flush."""
-        self.values, predecessor.values = predecessor.values, []
+        self.lines, predecessor.lines = predecessor.lines, []
+        self.buffered_records, predecessor.buffered_records = predecessor.buffered_records, 0
         self.buffered_bytes, predecessor.buffered_bytes = predecessor.buffered_bytes, 0
         self.buffered_spans, predecessor.buffered_spans = predecessor.buffered_spans, {}
         self.requeued, predecessor.requeued = predecessor.requeued, 0

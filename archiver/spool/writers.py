@@ -91,10 +91,10 @@ class SpoolWriters:
         self._keep_labels = keep_labels
         self._workers = [_Worker(f"writer-{n}", order, inbox, emit) for n in range(threads)]
 
-    def append(self, file_id: int, chunk: int, values: list[bytes]) -> None:
-        """Append the values (at least one) as one frame. Answer: FrameWritten or WriteFailed."""
+    def append(self, file_id: int, chunk: int, lines: list[bytes]) -> None:
+        """Append the lines (at least one run) as one frame. Answer: FrameWritten or WriteFailed."""
         worker = self._workers[file_id % len(self._workers)]
-        worker.queue.put(partial(worker.append, file_id, chunk, values))
+        worker.queue.put(partial(worker.append, file_id, chunk, lines))
 
     def seal(self, file_id: int) -> None:
         """Close for good, move under `uploads/`. Answer: FileSealed or SealFailed."""
@@ -169,14 +169,14 @@ class _Worker:
 
     # --- commands ---------------------------------------------------------------------------
 
-    def append(self, file_id: int, chunk: int, values: list[bytes]) -> None:
+    def append(self, file_id: int, chunk: int, lines: list[bytes]) -> None:
         file = self._files.get(file_id) or self._new(file_id)
         if file.failure is not None:
             detail = f"after an earlier failure: {file.failure}"
             failed = WriteFailed(file_id, chunk, file.size, is_no_space(file.failure), detail)
             self._inbox.put(failed)
             return
-        frame = self._compressor.frame(values)
+        frame = self._compressor.frame(lines)
         try:
             if self._labels_due:
                 self._write_label(file_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -30,6 +30,10 @@ class SimBroker:
         self.ends = dict.fromkeys(self.partitions, 0)
         self.starts = dict.fromkeys(self.partitions, 0)
         self.committed: dict[TopicPartition, int] = {}
+        self.ids = dict.fromkeys(self.partitions, 1)
+        """Which topic it is under its name; those that are deleted are left out."""
+        self.deleted: dict[TopicPartition, int] = {}
+        """The ids that they had."""
         self.epochs: dict[TopicPartition, int] = {}
         """Partitions that are ours, with the generation in which they were given to us."""
         self.generation = 0
@@ -44,7 +48,7 @@ class SimBroker:
             self.to_produce -= 1
             partition = rng.choice(self.partitions)
             offset = self.ends[partition] + (rng.randint(1, 3) if rng.random() < 0.1 else 0)
-            name = f"{partition.topic}:{partition.partition}:{self.generation}:{offset}"
+            name = f"{partition.topic}:{partition.partition}:{self.ids[partition]}:{offset}"
             value, org = draw_value(self.world, self.orgs, name)
             self.logs[partition].append(Record(partition, offset, value, f"{partition.topic}/{org}"))
             self.ends[partition] = offset + 1
@@ -102,18 +106,24 @@ class SimBroker:
                 self.committed[partition] = part[-1].offset + 1
 
     def recreate(self, partition: TopicPartition) -> None:
-        """The topic is deleted and made again: the log and its commits are gone."""
-        self.generation += 1
+        """The topic is deleted and made again at once."""
+        self.delete(partition)
+        self.make_anew(partition)
+
+    def delete(self, partition: TopicPartition) -> None:
+        """The topic is deleted: the log and its commits are gone, and nobody's."""
         self.gone += self.logs[partition]
         self.logs[partition] = []
         self.ends[partition] = self.starts[partition] = 0
         self.committed.pop(partition, None)
-
-    def delete(self, partition: TopicPartition) -> None:
-        """The topic is deleted for good."""
-        self.recreate(partition)
         self.take_away([partition])
         self.partitions.remove(partition)
+        self.deleted[partition] = self.ids.pop(partition)
+
+    def make_anew(self, partition: TopicPartition) -> None:
+        """Another topic under the name of one that was deleted."""
+        self.ids[partition] = self.deleted.pop(partition) + 1
+        self.partitions.append(partition)
 
     def retain(self, partition: TopicPartition) -> None:
         """Retention removes the older half of what the log holds."""
@@ -160,19 +170,21 @@ class _Commit:
 class SimSource:
     """ports.Source over the broker, for one life of the process."""
 
-    def __init__(self, world: World, broker: SimBroker, roll: Callable[[], None]) -> None:
+    def __init__(self, world: World, broker: SimBroker) -> None:
         self.world = world
         self.broker = broker
         self.delivered: set[TopicPartition] = set()
         """Partitions of ours that have delivered something since they were given to us."""
         self.owned: dict[TopicPartition, int] = {}
         """What we have been told is ours, and the generation: may be older than the broker's."""
-        self._roll = roll
+        self._ids: dict[TopicPartition, int] = {}
+        """Which topics those are, as far as we know."""
         self._listener: PartitionListener | None = None
         self._position: dict[TopicPartition, int] = {}
         self._paused = self._stopped = self._in_callback = False
         self._sent: _Commit | None = None
         self.values_held: Callable[[TopicPartition], set[bytes]] = lambda _: set()
+        self.promise_ends: Callable[[TopicPartition], None] = lambda _: None
 
     def start(self, listener: PartitionListener) -> None:
         self._listener = listener
@@ -200,8 +212,6 @@ class SimSource:
         self._rebalance()
         if world.chance("source_fatal"):
             raise SourceFatalError("simulated")
-        if world.chance("ops_roll"):
-            self._roll()
         batches = () if self._paused or self._stopped else self._batches()
         world.sleep(0.001 if batches else 1.0 if world.calm else timeout_secs)
         return batches
@@ -219,13 +229,17 @@ class SimSource:
                 batches.append(RecordBatch(partition, values, [record.offset for record in records]))
         return batches
 
+    def left(self, partition: TopicPartition) -> bool:
+        """Whether there is something to take of a partition of ours."""
+        return bool(self.broker.behind(partition, self._position[partition], 1))
+
     def positions(self) -> Mapping[TopicPartition, int]:
         """Like librdkafka's: gaps at the end are passed once nothing is left before them."""
         if self._in_callback:
             raise Violation("positions are asked for inside a callback")
         found = {}
         for partition in self.delivered:
-            if not self.broker.behind(partition, self._position[partition], 1):
+            if self._is_there(partition) and not self.broker.behind(partition, self._position[partition], 1):
                 self._position[partition] = self.broker.ends[partition]
             found[partition] = self._position[partition]
         return found
@@ -242,28 +256,79 @@ class SimSource:
         if self.owned and world.chance("revoke"):
             self._revoke(world.rng.sample(list(self.owned), world.rng.randint(1, len(self.owned))))
         if self.owned and world.chance("recreate"):
-            self._recreate(world.rng.choice(list(self.owned)))
-        if self.owned and len(broker.partitions) > 1 and world.chance("topic_deleted"):
             partition = world.rng.choice(list(self.owned))
+            if self._is_there(partition):
+                self._recreate(partition)
+        if len(broker.partitions) > 1 and world.chance("topic_deleted"):
+            partition = world.rng.choice(broker.partitions)
             world.note(f"deleted {partition}")
             broker.delete(partition)
-            self._revoke([partition])
+        if broker.deleted and world.chance("topic_returns"):
+            self._return(world.rng.choice(list(broker.deleted)))
+        self._notice_topics()
         if world.chance("retention"):
             self._retain(world.rng.choice(broker.partitions))
-        free = [p for p in broker.partitions if p not in broker.epochs]
+        free = [p for p in broker.partitions if p not in broker.epochs and p not in self.owned]
         if free and not self._stopped and (world.calm or world.rng.random() < 0.2):
             self._assign(world.rng.sample(free, world.rng.randint(1, len(free))))
 
     def _notice_eviction(self) -> None:
         """The broker has given ours to others: we learn it now."""
-        gone = frozenset(p for p, epoch in self.owned.items() if self.broker.epochs.get(p) != epoch)
-        if not gone:
-            return
-        self.world.note(f"lost {set(gone)}")
-        self.world.read_once = False
-        self._forget(gone)
+        epochs = self.broker.epochs
+        gone = [p for p, epoch in self.owned.items() if epochs.get(p) != epoch and self._is_there(p)]
+        if gone:
+            self._lose(gone)
+
+    def _is_there(self, partition: TopicPartition) -> bool:
+        """Whether its topic is the one that we know under the name."""
+        return self.broker.ids.get(partition) == self._ids[partition]
+
+    def _return(self, partition: TopicPartition) -> None:
+        """A deleted topic is made anew; who had it in the group has it still, but means the old one."""
+        broker = self.broker
+        self.world.note(f"made anew {partition}")
+        broker.make_anew(partition)
+        if partition in self.owned:
+            broker.give([partition])
+
+    def _notice_topics(self) -> None:
+        """Some time later we learn that topics are gone, or are others."""
+        world, broker = self.world, self.broker
+        for partition in [p for p in self.owned if not self._is_there(p)]:
+            if not world.calm and world.rng.random() < 0.7:
+                continue
+            if partition not in broker.ids:
+                self._revoke([partition])
+            elif partition in broker.epochs:
+                self._restart(partition)
+            else:
+                self._lose([partition])
+
+    def _still_there(self, partitions: list[TopicPartition]) -> frozenset[TopicPartition]:
+        """Of partitions that go, those whose topic is there; where the broker is silent all seem to be."""
+        gone = frozenset(p for p in partitions if not self._is_there(p))
+        if not gone or self.world.rng.random() < 0.2:
+            return frozenset(partitions)
+        for partition in gone:
+            self._owe(partition)
         with self._callback() as listener:
+            listener.restarted(gone)
             listener.lost(gone)
+        return frozenset(partitions) - gone
+
+    def _owe(self, partition: TopicPartition) -> None:
+        """Its log is gone: what we hold of it is nowhere else any more."""
+        old = {record.value for record in self.broker.gone if record.partition == partition}
+        self.world.owed.update(value for value in self.values_held(partition) if value in old)
+
+    def _lose(self, partitions: list[TopicPartition]) -> None:
+        self.world.note(f"lost {set(partitions)}")
+        self.world.read_once = False
+        there = self._still_there(partitions)
+        self._forget(partitions)
+        if there:
+            with self._callback() as listener:
+                listener.lost(there)
 
     def _revoke(self, partitions: list[TopicPartition]) -> None:
         world, gone = self.world, frozenset(partitions)
@@ -271,8 +336,9 @@ class SimSource:
         world.read_once = False
         if world.chance("evicted_in_drain"):
             self.broker.take_away(list(self.owned))
-        with self._callback() as listener:
-            listener.revoked(gone)
+        if there := self._still_there(partitions):
+            with self._callback() as listener:
+                listener.revoked(there)
         self._forget(gone)
         self.broker.take_away(gone)
         self.broker.others_work()
@@ -284,18 +350,26 @@ class SimSource:
         broker.give(got)
         for partition in got:
             self.owned[partition] = broker.generation
+            self._ids[partition] = broker.ids[partition]
             self._position[partition] = broker.next_offset(partition)
         with self._callback() as listener:
             listener.assigned({p: broker.committed.get(p) for p in got})
 
     def _recreate(self, partition: TopicPartition) -> None:
-        """Deleted and made again under us: what we hold of the old log is nowhere else any more."""
+        """Deleted and made again under us."""
         self.world.note(f"recreated {partition}")
-        old = {r.value for r in self.broker.logs[partition] if r.value is not None}
-        self.world.owed |= old & self.values_held(partition)
         self.broker.recreate(partition)
-        self._forget(frozenset([partition]))
-        self.broker.epochs[partition] = self.owned[partition] = self.broker.generation
+        self.broker.give([partition])
+        self._restart(partition)
+
+    def _restart(self, partition: TopicPartition) -> None:
+        """It stays ours, and is read from the beginning."""
+        self.world.note(f"restart {partition}")
+        self.world.read_once = False
+        self._owe(partition)
+        self.delivered.discard(partition)
+        self.owned[partition] = self.broker.epochs[partition]
+        self._ids[partition] = self.broker.ids[partition]
         self._position[partition] = 0
         with self._callback() as listener:
             listener.restarted(frozenset([partition]))
@@ -306,8 +380,9 @@ class SimSource:
         if partition in self._position:
             self._position[partition] = max(self._position[partition], self.broker.starts[partition])
 
-    def _forget(self, gone: frozenset[TopicPartition]) -> None:
+    def _forget(self, gone: Collection[TopicPartition]) -> None:
         for partition in gone:
+            self.promise_ends(partition)
             self.owned.pop(partition, None)
             self._position.pop(partition, None)
             self.delivered.discard(partition)
@@ -408,6 +483,7 @@ def freeze(world: World, broker: SimBroker | None) -> None:
         return
     world.note("frozen")
     world.sleep(100.0)
+    world.frozen_at = world.now
     if broker is not None:
         broker.take_away(list(broker.epochs))
         for _ in range(3):

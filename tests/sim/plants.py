@@ -93,7 +93,7 @@ def drop_buffers_on_revoke(patch: Patch) -> None:
         for file in self.files.values():
             if not file.held.isdisjoint(partitions):
                 self.memory -= file.memory
-                file.values, file.buffered_bytes, file.requeued = [], 0, 0
+                file.lines, file.buffered_bytes, file.requeued = [], 0, 0
                 self._dirty.pop(file.file_id, None)
         abandon(self, partitions)
 
@@ -114,7 +114,13 @@ def delete_files_that_hold_others(patch: Patch) -> None:
 
 def keep_files_open_over_a_revocation(patch: Patch) -> None:
     """A file with records of a partition that went stays open, and takes them again when it is back."""
-    patch.setattr(Archiver, "_close_soon", lambda self, file, reason: None)
+    close_soon = Archiver._close_soon
+
+    def keeping(self: Archiver, file: ArchiveFile, reason: Any) -> None:
+        if reason != "revoked" or self.state == "draining":
+            close_soon(self, file, reason)
+
+    patch.setattr(Archiver, "_close_soon", keeping)
 
 
 def delete_what_nobody_reads_again(patch: Patch) -> None:
@@ -243,11 +249,11 @@ def requeue_behind_the_buffer(patch: Patch) -> None:
     requeue = ArchiveFile.requeue
 
     def behind(self: ArchiveFile, chunk: Chunk) -> None:
-        later = self.values[self.requeued :]
+        later = self.lines[self.requeued :]
         requeue(self, chunk)
         if later:
-            del self.values[-len(later) :]
-            self.values[:0] = later
+            del self.lines[-len(later) :]
+            self.lines[:0] = later
 
     patch.setattr(ArchiveFile, "requeue", behind)
 
@@ -272,7 +278,7 @@ def drop_what_a_full_disk_refused(patch: Patch) -> None:
         file = self.files.get(result.file_id)
         if file is not None and file.chunks:
             self.memory -= file.chunks[0].memory
-            file.chunks[0].values.clear()
+            file.chunks[0].lines.clear()
             self.spool_bytes -= file.chunks[0].raw_bytes
             file.chunks[0].raw_bytes = 0
         failed(self, result)
@@ -320,6 +326,75 @@ def never_commit_gaps(patch: Patch) -> None:
 def forget_leftovers(patch: Patch) -> None:
     """What an earlier run left is not uploaded where nobody sends it again [D7]."""
     patch.setattr(Archiver, "adopt", lambda self, leftovers: None)
+
+
+def forget_a_request_to_roll(patch: Patch) -> None:
+    """What cannot be closed at the moment of the request stays open until its interval [R2]."""
+
+    def roll_all(self: Archiver, reason: Any, holding: frozenset[TopicPartition] | None = None) -> None:
+        for file in list(self._opened.values()):
+            if holding is None or not holding.isdisjoint(file.held):
+                self.roll(file, reason)
+
+    patch.setattr(Archiver, "roll_all", roll_all)
+
+
+def pass_over_files_that_wait(patch: Patch) -> None:
+    """A request closes what can be closed; the heir of a failed file is not looked at."""
+    close_soon = Archiver._close_soon
+
+    def passing(self: Archiver, file: ArchiveFile, reason: Any) -> None:
+        if reason != "request" or file.waits_for is None:
+            close_soon(self, file, reason)
+
+    patch.setattr(Archiver, "_close_soon", passing)
+
+
+def leave_the_heir_of_a_closed_file_open(patch: Patch) -> None:
+    """A file that was closing fails a write: its heir waits for the interval again."""
+    succeed = Archiver._succeed
+
+    def forgetting(self: Archiver, file: ArchiveFile, now: float) -> ArchiveFile:
+        heir = succeed(self, file, now)
+        heir.overdue = None
+        return heir
+
+    patch.setattr(Archiver, "_succeed", forgetting)
+
+
+def wait_for_the_drain_before_a_stop(patch: Patch) -> None:
+    """A stop that is asked for in a drain waits until the drain's own time is over [D6]."""
+    patch.setattr(
+        Drain, "_revoke_deadline", lambda self: self._started + self._archiver.policy.drain_timeout_secs
+    )
+
+
+def begin_the_time_of_a_stop_late(patch: Patch) -> None:
+    """The time for a stop runs from the end of the drain that it came in."""
+    finish = Archiver.finish
+
+    def late(self: Archiver) -> int:
+        self.stop_asked_at = None
+        return finish(self)
+
+    patch.setattr(Archiver, "finish", late)
+
+
+def delete_what_was_kept(patch: Patch) -> None:
+    """What a topic that was made again has left goes with the last partition that its file holds."""
+
+    def abandon(self: Archiver, partitions: frozenset[TopicPartition]) -> None:
+        self._let_go(partitions)
+        for file in list(self.files.values()):
+            if file.held.isdisjoint(partitions):
+                continue
+            file.held -= partitions
+            if file.held or not self.parts.ledger.reads_again:
+                self._close_soon(file, "revoked")
+            else:
+                self._discard(file)
+
+    patch.setattr(Archiver, "abandon", abandon)
 
 
 def stop_without_a_flush(patch: Patch) -> None:
@@ -389,6 +464,12 @@ PLANTS: tuple[Plant, ...] = (
     ignore_the_memory_bound,
     never_commit_gaps,
     forget_leftovers,
+    forget_a_request_to_roll,
+    pass_over_files_that_wait,
+    leave_the_heir_of_a_closed_file_open,
+    wait_for_the_drain_before_a_stop,
+    begin_the_time_of_a_stop_late,
+    delete_what_was_kept,
     stop_without_a_flush,
     leave_pushes_in_the_queue,
     end_with_the_source,

@@ -19,7 +19,7 @@ from archiver.ports import Ledger, Result, RollRequested
 from tests.sim.group import SimBroker, SimSource, freeze
 from tests.sim.pushes import Senders, SimPushSource
 from tests.sim.storage import SimDeadLetters, SimStore, SimUploader, SimWriters
-from tests.sim.world import Violation, World
+from tests.sim.world import Violation, World, values_in
 
 ROUTERS = {topic: Router(["_org_id"], "default", with_topic=topic) for topic in (True, False)}
 """Made once: compiling one takes longer than half a schedule, and it keeps nothing but a cache."""
@@ -33,12 +33,14 @@ class SimInbox:
         self._broker = broker
         self._results: deque[Result] = deque()
         self.work: Callable[[], bool] = lambda: False
+        self.operate: Callable[[], None] = lambda: None
 
     def put(self, result: Result) -> None:
         self._results.append(result)
 
     def drain(self) -> list[Result]:
         self._work(int(self.world.rng.random() * 5))
+        self.operate()
         return self._take()
 
     def wait(self, timeout_secs: float) -> list[Result]:
@@ -48,6 +50,7 @@ class SimInbox:
         if not self._results:
             self.world.sleep(timeout_secs)
             self.work()
+        self.operate()
         return self._take()
 
     def _work(self, times: int) -> None:
@@ -81,6 +84,9 @@ class Process:
         self.world = world = outside.world
         world.lives += 1
         world.owed.clear()
+        self.promised: set[bytes] = set()
+        """Values that had been routed when the operator asked to close all files."""
+        self.stop_asked_at: float | None = None
         self.inbox = SimInbox(world, outside.broker)
         self.source = self._source()
         self.writers = SimWriters(world, self.inbox, outside.store, self)
@@ -89,7 +95,7 @@ class Process:
             world, self.inbox, outside.store, self, off=outside.dead_letters_off
         )
         self._workers = (self.writers.turn, self.uploader.turn, self.dead_letters.turn)
-        self.inbox.work = self._work
+        self.inbox.work, self.inbox.operate = self._work, self._operate
         leftovers = self._leftovers()
         self.archiver = Archiver(
             Parts(
@@ -113,14 +119,11 @@ class Process:
         self.archiver.adopt(leftovers)
 
     def _source(self) -> SimSource | SimPushSource:
-        def roll() -> None:
-            self.inbox.put(RollRequested())
-
         if self.outside.senders is not None:
-            return SimPushSource(self.world, self.outside.senders, roll)
+            return SimPushSource(self.world, self.outside.senders)
         assert self.outside.broker is not None
-        source = SimSource(self.world, self.outside.broker, roll)
-        source.values_held = self.values_held
+        source = SimSource(self.world, self.outside.broker)
+        source.values_held, source.promise_ends = self.values_held, self._promise_ends
         return source
 
     def _ledger(self) -> Ledger:
@@ -169,6 +172,44 @@ class Process:
             )
         return sealed
 
+    def _operate(self) -> None:
+        """An operator asks for something at any moment, also in a drain."""
+        world = self.world
+        if world.chance("ops_roll"):
+            self.request_roll()
+        if (
+            self.archiver.state == "draining"
+            and self.archiver.stop_asked_at is None
+            and world.chance("stop_in_drain")
+        ):
+            self.ask_to_stop()
+
+    def request_roll(self) -> None:
+        """[R2]: what has been routed before is archived, however long the interval."""
+        self.world.note("asked to roll")
+        self.inbox.put(RollRequested())
+        if self.world.endless:
+            self.promised |= self.routed()
+
+    def has_waiting_files(self) -> bool:
+        """Whether a file waits for what its predecessor could not write."""
+        return any(file.waits_for is not None for file in self.archiver.files.values())
+
+    def waits_for_disk(self) -> bool:
+        """Whether a write has failed and has not been tried again."""
+        return self.archiver._write_retry_at > 0
+
+    def _promise_ends(self, partition: TopicPartition) -> None:
+        """It is another's; when it comes back, its records are read, and routed, anew."""
+        if self.promised and self.outside.broker is not None:
+            self.promised.difference_update(r.value for r in self.outside.broker.logs[partition])
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM."""
+        self.world.note("asked to stop")
+        self.stop_asked_at = self.world.now
+        self.archiver.stop("request")
+
     def _work(self) -> bool:
         """One worker, chosen by the seed, does one thing; False where none has anything to do."""
         first = int(self.world.rng.random() * 3)
@@ -181,11 +222,7 @@ class Process:
 
     def in_memory(self) -> set[bytes]:
         """Values that are nowhere but in this process: they go with it."""
-        values = set[bytes]()
-        for file in self.archiver.files.values():
-            values.update(file.values)
-            for chunk in file.chunks:
-                values.update(chunk.values)
+        values = self._buffered()
         if isinstance(self.source, SimPushSource):
             values.update(self.source.queue)
         return values
@@ -194,13 +231,25 @@ class Process:
         """Values that this process has, in memory or in the spool, and has not abandoned."""
         return self.in_memory().union(*map(self._spooled, self.archiver.files))
 
+    def routed(self) -> set[bytes]:
+        """The same without those that wait to be taken."""
+        return self._buffered().union(*map(self._spooled, self.archiver.files))
+
+    def _buffered(self) -> set[bytes]:
+        values = set[bytes]()
+        for file in self.archiver.files.values():
+            values.update(values_in(file.lines))
+            for chunk in file.chunks:
+                values.update(values_in(chunk.lines))
+        return values
+
     def values_held(self, partition: TopicPartition) -> set[bytes]:
         """Values in files that hold back the partition: not those that were abandoned with it earlier."""
         values = set[bytes]()
         for file in self.archiver.files.values():
             if partition in file.held:
-                values.update(file.values, self._spooled(file.file_id))
-                values.update(value for chunk in file.chunks for value in chunk.values)
+                values.update(values_in(file.lines), self._spooled(file.file_id))
+                values.update(value for chunk in file.chunks for value in values_in(chunk.lines))
         return values
 
     def _spooled(self, file_id: int) -> list[bytes]:
@@ -223,10 +272,10 @@ class Process:
             world.forgiven |= self.in_memory() - spooled
 
 
-def draw_policy(rng: random.Random, *, small_disk: bool) -> Policy:
+def draw_policy(rng: random.Random, *, small_disk: bool, endless: bool = False) -> Policy:
     """Bounds small enough to be met often; on a small disk one frame of all that memory holds fits."""
     return Policy(
-        roll=RollPolicy(rng.choice([60, 400, 10_000]), rng.choice([0.3, 3.0, 60.0])),
+        roll=RollPolicy(rng.choice([60, 400, 10_000]), 1e9 if endless else rng.choice([0.3, 3.0, 60.0])),
         flush=FlushPolicy(rng.choice([1, 100, 1000]), rng.choice([1, 5, 100]), rng.choice([0.1, 1.0, 20.0])),
         bounds=Bounds(
             memory_bytes_max=6_000 if small_disk else rng.choice([6_000, 30_000, 1 << 20]),

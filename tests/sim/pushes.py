@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from archiver.domain.batch import RecordBatch, TopicPartition
 from archiver.errors import SourceFatalError
@@ -38,12 +38,11 @@ class Senders:
 class SimPushSource:
     """ports.Source for one life of the process."""
 
-    def __init__(self, world: World, senders: Senders, roll: Callable[[], None]) -> None:
+    def __init__(self, world: World, senders: Senders) -> None:
         self.world = world
         self.queue: deque[bytes] = deque()
         self.dead = False
         self._senders = senders
-        self._roll = roll
         self._next = 0
         self._paused = self._stopped = False
 
@@ -59,8 +58,6 @@ class SimPushSource:
         self.dead = self.dead or world.chance(fault)
         if self.dead:
             raise SourceFatalError("simulated: the listener has died")
-        if world.chance("ops_roll"):
-            self._roll()
         if (self._paused and not self._stopped) or not self.queue:
             world.sleep(1.0 if world.calm else timeout_secs)
             return ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from archiver.domain.archive_file import FILE_BYTES
 from archiver.errors import FatalError
 from archiver.pipeline import Policy
@@ -14,8 +16,12 @@ CRASHES = (LookupError, AttributeError, TypeError, ValueError, ArithmeticError, 
 """What a mistake in the loop raises: to a daemon that is an end without a drain."""
 
 FAULTY_TURNS = 120
+TROUBLE_TURNS_MAX = 40
 CALM_TURNS_MAX = 1200
 """Progress: once faults stop, everything is durable and committed within this many turns."""
+
+STOP_SECS_MORE = 3.0
+"""The turn that a stop finds under way, and the least that a commit and a wait get."""
 
 TAKE_BYTES_MAX = 4 * 16 * 160
 """What one more take can bring before a bound is looked at."""
@@ -31,7 +37,7 @@ def run_schedule(seed: int, story: list[str] | None = None, crowd: str | None = 
     """
     world = World(seed, story, crowd)
     outside = Outside(world)
-    policy = draw_policy(world.rng, small_disk=world.disk_bytes is not None)
+    policy = draw_policy(world.rng, small_disk=world.disk_bytes is not None, endless=world.endless)
     try:
         turns, alive = 0, False
         while turns < FAULTY_TURNS:
@@ -71,10 +77,12 @@ def _live(process: Process, most: int) -> tuple[int, bool]:
             archiver.turn()
             _check_turn(process)
             if world.chance("stop"):
-                world.note("asked to stop")
-                archiver.stop("request")
+                process.ask_to_stop()
+            if process.stop_asked_at is not None:
                 break
         else:
+            if world.endless:
+                _ask_in_trouble(process)
             return turn, True
         _finish(process, 0)
     except Killed:
@@ -84,6 +92,19 @@ def _live(process: Process, most: int) -> tuple[int, bool]:
         _finish_after(process, error)
     _end(process)
     return max(turn, 1), False
+
+
+def _ask_in_trouble(process: Process) -> None:
+    """Ask to close all files while some cannot be closed, if there are any soon; then the faults stop."""
+    waiting = process.world.rng.random() < 0.5
+    for _ in range(TROUBLE_TURNS_MAX):
+        if process.has_waiting_files() if waiting else process.waits_for_disk():
+            break
+        process.archiver.turn()
+        _check_turn(process)
+    process.request_roll()
+    for _ in range(process.world.rng.choice((1, 2, 8))):
+        process.archiver.turn()
 
 
 def _finish_after(process: Process, error: FatalError) -> None:
@@ -100,11 +121,22 @@ def _finish(process: Process, status: int) -> None:
     world, source = process.world, process.source
     if process.archiver.finish() < status:
         raise Violation("a fatal error ends with status 0")
+    _check_stop_time(process)
     if isinstance(source, SimPushSource) and source.dead:
         world.forgiven.update(source.queue)
     process.uploader.die()
     if world.local_faults:
         process.forget()
+
+
+def _check_stop_time(process: Process) -> None:
+    """[D6]: from the request on, also where a drain was under way; a frozen process keeps no time."""
+    asked_at, world = process.stop_asked_at, process.world
+    if asked_at is None or world.frozen_at >= asked_at:
+        return
+    secs = world.now - asked_at
+    if secs > process.archiver.policy.shutdown_timeout_secs + STOP_SECS_MORE:
+        raise Violation(f"a stop takes {secs:.1f} s")
 
 
 def _new_life(outside: Outside, policy: Policy) -> Process:
@@ -164,16 +196,40 @@ def _settle(process: Process) -> None:
     outside = process.outside
     if outside.broker is not None:
         outside.broker.produce(outside.broker.to_produce)
+    if outside.world.endless:
+        _turn_until(process, _promises_kept, "asked to roll, and not all that was routed before is archived")
+        _turn_until(process, _all_routed, "no progress after faults have stopped")
+        process.request_roll()
+    _turn_until(process, _settled, "no progress after faults have stopped")
+
+
+def _turn_until(process: Process, done: Callable[[Process], bool], what: str) -> None:
+    outside = process.outside
     for _ in range(CALM_TURNS_MAX):
         process.archiver.turn()
         _check_turn(process)
-        if _settled(process):
+        if done(process):
             return
     behind = None
     if outside.broker is not None:
         behind = {p: (outside.broker.committed.get(p), end) for p, end in outside.broker.ends.items()}
     files = [f"{file.file_id} {file.state}" for file in process.archiver.files.values()]
-    raise Violation(f"no progress after faults have stopped: {behind}, files {files}")
+    raise Violation(f"{what}: {behind}, files {files}")
+
+
+def _promises_kept(process: Process) -> bool:
+    """[R2]: a request is not forgotten while the spool takes nothing."""
+    store, promised = process.outside.store, process.promised
+    promised -= {value for value in promised if store.durable(value)}
+    return promised.isdisjoint(process.routed())
+
+
+def _all_routed(process: Process) -> bool:
+    outside, source = process.outside, process.source
+    if outside.senders is not None:
+        return not outside.senders.to_push and not source.queued_bytes()
+    assert outside.broker is not None and isinstance(source, SimSource)
+    return all(p in source.owned and not source.left(p) for p in outside.broker.partitions)
 
 
 def _settled(process: Process) -> bool:
@@ -204,9 +260,10 @@ def _to_be_deleted(world: World) -> list[int]:
 def _stop_clean(process: Process) -> None:
     """With everything archived a stop ends with status 0 and leaves nothing behind [D6]."""
     archiver, world = process.archiver, process.world
-    archiver.stop("request")
+    process.ask_to_stop()
     if archiver.finish() != 0:
         raise Violation("a stop without faults does not end with status 0")
+    _check_stop_time(process)
     if _to_be_deleted(world) or archiver.memory or archiver.spool_bytes or archiver.held_reasons:
         raise Violation(f"left behind: {list(world.spool)}, {archiver.memory}, {archiver.spool_bytes}")
 

@@ -22,7 +22,7 @@ from archiver.ports import (
     WriteFailed,
 )
 from archiver.uploads import UploadSchedule
-from tests.sim.world import SpoolFile, Violation, World, frame_size
+from tests.sim.world import SpoolFile, Violation, World, frame_size, values_in
 
 
 class Holder(Protocol):
@@ -130,7 +130,8 @@ class SimWriters:
     def _file(self, file_id: int) -> SpoolFile:
         return self.world.spool.setdefault(file_id, SpoolFile(f"{self._life}-{file_id}"))
 
-    def append(self, file_id: int, chunk: int, values: list[bytes]) -> None:
+    def append(self, file_id: int, chunk: int, lines: list[bytes]) -> None:
+        values = values_in(lines)
         if not values:
             raise Violation("an empty frame")
         self._queue(file_id, lambda: self._append(file_id, chunk, values))
@@ -139,7 +140,8 @@ class SimWriters:
         world, file = self.world, self._file(file_id)
         if file.key is None:
             raise Violation(f"file {file_id} is written before it has a label")
-        no_space = world.chance("write_no_space") or frame_size(values) > world.free_bytes()
+        full = world.now < world.full_until or frame_size(values) > world.free_bytes()
+        no_space = full or world.chance("write_no_space")
         error = world.chance("write_error")
         if file.broken or no_space or error:
             file.broken = True

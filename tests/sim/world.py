@@ -8,6 +8,7 @@ spool and when an object is put (`storage`); and after every turn and at the end
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -66,9 +67,12 @@ FAULTS = {
     "disk_stalls": 60,
     "source_fatal": 20,
     "dies_in_drain": 500,
-    "ops_roll": 30,
+    "stop_in_drain": 100,
+    "ops_roll": 60,
     "recreate": 15,
-    "topic_deleted": 6,
+    "topic_deleted": 10,
+    "topic_returns": 200,
+    "disk_full": 15,
     "retention": 15,
     "small_disk": 1000,
 }
@@ -102,8 +106,43 @@ CROWDS = {
         "topic_deleted": 10,
         "recreate": 30,
     },
+    "requests": {
+        "ops_roll": 150,
+        "write_no_space": 400,
+        "disk_full": 40,
+        "disk_stalls": 200,
+        "seal_fails": 200,
+        "revoke": 30,
+        "put_hangs": 300,
+    },
+    "stops": {
+        "stop_in_drain": 200,
+        "revoke": 150,
+        "put_hangs": 900,
+        "outage": 60,
+        "commit_late": 500,
+        "disk_stalls": 100,
+        "disk_full": 20,
+    },
+    "topics": {
+        "topic_deleted": 40,
+        "topic_returns": 300,
+        "recreate": 40,
+        "revoke": 60,
+        "lose": 30,
+        "stop_in_drain": 60,
+        "ops_roll": 30,
+        "put_transient": 500,
+        "put_hangs": 300,
+    },
 }
 """Faults that meet in one place, all of them and often: what takes three at once is rare otherwise."""
+
+CROWDED_SHARE = 0.2
+"""In so many schedules the faults are one of those crowds."""
+
+ENDLESS_SHARE = 0.15
+"""In so many schedules no file closes by age: what must be archived has to be asked for [R2]."""
 
 KINDS_SHARE = 0.3
 """A few kinds in each schedule, some of them heavy: all of them, but rare, finds less."""
@@ -125,6 +164,11 @@ class SpoolFile:
         return [value for frame in self.frames for value in frame]
 
 
+def values_in(lines: list[bytes]) -> list[bytes]:
+    """The single values in runs of lines; a newline inside a value has a space behind it."""
+    return [value for run in lines for value in re.split(rb"\n(?! )", run)]
+
+
 def frame_size(values: list[bytes]) -> int:
     """Bytes of a frame on the simulated disk: compressed by half, with a header."""
     return sum(map(len, values)) // 2 + 3
@@ -137,6 +181,8 @@ class World:
         self.rng = random.Random(seed)
         self.seed = seed
         self.story = story
+        if crowd is None and self.rng.random() < CROWDED_SHARE:
+            crowd = self.rng.choice(list(CROWDS))
         self.now = 1000.0
         self.wall_offset = 1_790_000_000.0
         faults, share = (FAULTS, KINDS_SHARE) if crowd is None else (CROWDS[crowd], 1.0)
@@ -146,13 +192,20 @@ class World:
             if self.rng.random() < share
         }
         self.mode: Mode = self.rng.choices(("held", "receipt", "pushes"), (70, 12, 18))[0]
+        self.endless = crowd == "requests" or self.rng.random() < ENDLESS_SHARE
+        if self.endless:
+            self.likely["ops_roll"] = self.rng.uniform(0.001, 0.02)
         self.calm = False
         self.spool: dict[int, SpoolFile] = {}
         self.disk_bytes: int | None = self.rng.randint(4_000, 8_000) if self.chance("small_disk") else None
         self.local_faults = self.disk_bytes is not None or any(
-            name in self.likely for name in ("write_no_space", "write_error", "seal_fails", "file_vanishes")
+            name in self.likely
+            for name in ("write_no_space", "disk_full", "write_error", "seal_fails", "file_vanishes")
         )
         self.outage_until = 0.0
+        self.full_until = 0.0
+        """Until then no write finds space, whatever `free_bytes` says: a quota, or no inode left."""
+        self.frozen_at = 0.0
         self.dead: set[bytes] = set()
         self.forgiven: set[bytes] = set()
         """Values that a kill may cost where nothing holds offsets: what memory held [G1]."""
@@ -177,7 +230,7 @@ class World:
         self.note("faults stop")
         self.calm = True
         self.likely.clear()
-        self.outage_until = 0.0
+        self.outage_until = self.full_until = 0.0
 
     def may_die(self) -> None:
         if self.chance("kill"):
@@ -192,6 +245,9 @@ class World:
         if self.chance("outage"):
             self.outage_until = self.now + self.rng.uniform(1, 200)
             self.note(f"store is down until {self.outage_until:.0f}")
+        if self.chance("disk_full"):
+            self.full_until = self.now + self.rng.uniform(0.1, 30)
+            self.note(f"disk is full until {self.full_until:.1f}")
 
     def used_bytes(self) -> int:
         """Bytes of the disk in use."""

@@ -131,8 +131,8 @@ class Outside:
         self.calls.append("stop taking")
 
     # writers
-    def append(self, file_id: int, chunk: int, values: list[bytes]) -> None:
-        self.appended.append((file_id, chunk, values))
+    def append(self, file_id: int, chunk: int, lines: list[bytes]) -> None:
+        self.appended.append((file_id, chunk, b"\n".join(lines).split(b"\n")))
 
     def seal(self, file_id: int) -> None:
         self.calls.append("seal")
@@ -358,7 +358,7 @@ def test_a_roll_request_on_a_full_disk_is_kept_until_the_spool_takes_the_buffer(
     assert [(chunk[0], len(chunk[2])) for chunk in bench.outside.appended] == [(1, 2), (2, 3)]
     bench.archiver.turn()
     assert bench.outside.seals == [1, 2]
-    assert [len(file.values) for file in bench.archiver.open.values()] == [1]
+    assert [file.buffered_records for file in bench.archiver.open.values()] == [1]
 
 
 def test_a_roll_request_reaches_a_file_that_waits_for_what_its_predecessor_could_not_write() -> None:
@@ -410,7 +410,7 @@ def test_one_error_counts_once_however_many_chunks_were_under_way() -> None:
         bench.inbox.put(WriteFailed(1, n + 1, 0, False, "I/O error"))
     bench.archiver.turn()
     heir = next(iter(bench.archiver.open.values()))
-    assert len(heir.values) == 2 * chunks
+    assert heir.buffered_records == 2 * chunks
 
 
 def test_a_local_write_that_keeps_failing_ends_the_process() -> None:

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from archiver.domain.batch import RecordBatch, Span, TopicPartition
+from archiver.domain.batch import RecordBatch, TopicPartition
 from archiver.domain.keys import encode_segment
 from archiver.domain.routing import CACHE_BYTES_MAX, REASONS, Router
 from tests.unit.hostile_records import hostile_value
@@ -31,11 +31,11 @@ def routes_of(value: bytes, *fields: str) -> tuple[str, dict[str, int]]:
     return routed.slices[0].route, {str(why): n for why, n in routed.defaulted.items()}
 
 
-def one_by_one(values: list[bytes], made: Router) -> dict[str, list[bytes]]:
+def one_by_one(values: list[bytes], made: Router) -> dict[str, bytes]:
     expected: dict[str, list[bytes]] = {}
     for value in values:
         expected.setdefault(made.route_of("events", value), []).append(value)
-    return expected
+    return {route: b"\n".join(group) for route, group in expected.items()}
 
 
 @pytest.mark.parametrize("fields", [("_org_id",), ("tags.category",), ("_org_id", "tags.category")])
@@ -49,7 +49,7 @@ def test_a_batch_is_routed_as_its_records_are_one_by_one(fields: tuple[str, ...]
         for _ in range(share):
             values = [hostile_value(rng) for _ in range(rng.randint(1, 12))]
             routed = made.route_batch(batch(*values))
-            found = {part.route: part.values for part in routed.slices}
+            found = {part.route: part.lines for part in routed.slices}
             assert found == one_by_one(values, alone), f"seed {seed}: {values}"
 
 
@@ -115,9 +115,9 @@ def test_c37_each_kind_of_field_has_its_place(value: bytes, segment: str, reason
 def test_c38_what_is_not_json_goes_to_the_default_and_stops_nothing(value: bytes, reason: str) -> None:
     good = b'{"_org_id":"good"}'
     routed = router().route_batch(batch(good, value, good))
-    assert {part.route: part.values for part in routed.slices} == {
-        "events/good": [good, good],
-        "events/default": [value],
+    assert {part.route: part.lines for part in routed.slices} == {
+        "events/good": good + b"\n" + good,
+        "events/default": value,
     }
     assert dict(routed.defaulted) == {reason: 1}
     assert reason in REASONS
@@ -136,7 +136,7 @@ def test_no_value_can_pose_as_the_reason_for_a_default() -> None:
 def test_records_of_one_route_stay_in_order_however_their_field_is_spelt() -> None:
     values = [b'{"_org_id":"a","n":1}', b'{"_org_id":"\\u0061","n":2}', b'{"_org_id":"a","n":3}']
     (part,) = router().route_batch(batch(*values)).slices
-    assert part.values == values
+    assert part.lines.split(b"\n") == values
 
 
 @pytest.mark.parametrize("orgs", [1, 3, 41, 300])
@@ -152,17 +152,17 @@ def test_a_slice_knows_its_offsets_and_bytes(orgs: int) -> None:
             for v, o in zip(values, offsets, strict=True)
             if f"events/{json.loads(v)['_org_id']}" == part.route
         ]
-        assert part.span == Span(places[0], places[-1], len(places))
-        assert part.raw_bytes == sum(len(value) + 1 for value in part.values)
+        assert (part.first, part.last, part.records) == (places[0], places[-1], len(places))
+        assert part.raw_bytes == sum(len(value) + 1 for value in part.lines.split(b"\n"))
 
 
 def test_a_tombstone_writes_no_line_and_an_empty_value_an_empty_one() -> None:
     """[F5]"""
     routed = router().route_batch(batch(None, b"", None, b'{"_org_id":"a"}'))
     assert (routed.records, routed.tombstones) == (4, 2)
-    assert {part.route: part.values for part in routed.slices} == {
-        "events/default": [b""],
-        "events/a": [b'{"_org_id":"a"}'],
+    assert {part.route: part.lines for part in routed.slices} == {
+        "events/default": b"",
+        "events/a": b'{"_org_id":"a"}',
     }
     assert router().route_batch(batch(None, None)).slices == []
 
