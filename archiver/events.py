@@ -98,6 +98,7 @@ class RetentionNear(Event):
     low_water_mark: int
     log_start: int
     headroom_records: int
+    headroom_secs: float | None = None  # where the topic deletes by time
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,14 +68,32 @@ class PartitionListener(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """How long the broker keeps the records of one partition, by the topic's retention in seconds.
+
+    `until` has pairs of an offset and a Unix time: from that offset on, every record is kept at least
+    until then. Offsets and times rise together.
+    """
+
+    retention_secs: float
+    until: tuple[tuple[int, float], ...]
+
+    def secs_left(self, offset: int, now_unix: float) -> float:
+        """For how long the record at `offset` is sure to be kept; 0 where it may go at any time."""
+        times = [time for place, time in self.until if place <= offset]
+        return max(0.0, times[-1] - now_unix) if times else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerView:
     """What the broker says of one partition: first offset it still has, last stable offset (exclusive).
 
-    `first_timestamp` is the Unix time of the oldest record it holds, where known.
+    `kept` is None where the topic keeps its records for ever, or where that is not known.
     """
 
     log_start: int
     stable_end: int
+    kept: Kept | None = None
 
 
 class Source(Protocol):

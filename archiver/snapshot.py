@@ -49,7 +49,9 @@ class Snapshot:
             state="paused" if archiver.pauses.secs() and archiver.state == "running" else archiver.state,
             not_ready=self._not_ready(archiver, uploads.store_down),
             paused=archiver.pauses.secs(),
-            partitions=tuple(_partition(archiver, p, view.get(p)) for p in parts.ledger.partitions()),
+            partitions=tuple(
+                _partition(archiver, p, view.get(p), parts.clock.wall()) for p in parts.ledger.partitions()
+            ),
             oldest=tuple(_file(f, now) for f in islice(archiver.files.values(), OLDEST_FILES_MAX)),
             files_not_durable=len(archiver.files),
             open_files=archiver.open_files,
@@ -95,7 +97,9 @@ _PAUSE_WORDS = {
 }
 
 
-def _partition(archiver: Archiver, partition: TopicPartition, view: BrokerView | None) -> PartitionStatus:
+def _partition(
+    archiver: Archiver, partition: TopicPartition, view: BrokerView | None, now_unix: float
+) -> PartitionStatus:
     ledger = archiver.parts.ledger
     mark, committed = ledger.low_water(partition), ledger.committed(partition)
     reached = committed if committed is not None else view.log_start if view else None
@@ -110,7 +114,17 @@ def _partition(archiver: Archiver, partition: TopicPartition, view: BrokerView |
         stable_end=view.stable_end if view else None,
         lag=max(view.stable_end - max(reached, view.log_start), 0) if view and reached is not None else None,
         retention_headroom_records=kept - view.log_start if view and kept is not None else None,
+        retention_headroom_secs=_secs_left(kept, view, now_unix),
+        retention_secs=view.kept.retention_secs if view and view.kept else None,
     )
+
+
+def _secs_left(offset: int | None, view: BrokerView | None, now_unix: float) -> float | None:
+    """For how long the broker keeps what is archived next; its whole retention where that is to come."""
+    if view is None or view.kept is None:
+        return None
+    first = view.log_start if offset is None else offset
+    return view.kept.retention_secs if first >= view.stable_end else view.kept.secs_left(first, now_unix)
 
 
 def _file(file: ArchiveFile, now: float) -> FileStatus:

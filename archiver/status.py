@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+RETENTION_NEAR_SHARE = 0.2
+"""As in deploy/prometheus."""
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
@@ -19,6 +22,16 @@ class PartitionStatus:
     stable_end: int | None
     lag: int | None
     retention_headroom_records: int | None
+    retention_headroom_secs: float | None = None  # for so long the record at the mark is sure to be kept
+    retention_secs: float | None = None  # the topic's own, where it deletes by time
+
+    @property
+    def retention_is_near(self) -> bool:
+        """Less than a fifth of the topic's retention is left for what is to be archived next."""
+        left, whole = self.retention_headroom_secs, self.retention_secs
+        if left is None or whole is None or not self.lag:
+            return False
+        return left < whole * RETENTION_NEAR_SHARE
 
 
 @dataclass(frozen=True, slots=True)

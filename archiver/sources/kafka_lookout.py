@@ -11,12 +11,16 @@ import confluent_kafka as ck
 from confluent_kafka.admin import AdminClient
 
 from archiver.domain.batch import TopicPartition
-from archiver.ports import BrokerView, Clock
+from archiver.domain.offsets import LogRange
+from archiver.ports import BrokerView, Clock, Kept
 from archiver.sources.kafka_offsets import answer_of, log_ranges, topic_ids
+from archiver.sources.kafka_retention import kept
 from archiver.sources.kafka_topics import Listing, Selection
 from archiver.sources.kafka_trouble import Trouble
 
 VIEW_SECS = 5.0
+RETENTION_SECS = 60.0
+"""Retentions are hours and days, and looking for old records costs the broker more than for the ends."""
 RETRY_SECS = 1.0
 """Between attempts while the first listing has not been had."""
 ANSWER_SECS = 5.0
@@ -65,6 +69,9 @@ class Lookout:
         self.member_seen: str | None = None
         self._member: tuple[str, str] | None = None
         self._watched: frozenset[TopicPartition] = frozenset()
+        self._kept: Mapping[TopicPartition, Kept] = {}
+        self._kept_of: frozenset[TopicPartition] = frozenset()
+        self._kept_at = float("-inf")
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="kafka-lookout", daemon=True)
@@ -138,7 +145,16 @@ class Lookout:
             self._trouble.answered()
         else:
             self._check_that_it_answers("a request for the ends of our partitions")
-        seen = {p: BrokerView(log.log_start, log.end) for p, log in ranges.items()}
+            return
+        self._publish(watched, ranges)
+        now = self._clock.monotonic()
+        if watched != self._kept_of or now - self._kept_at >= RETENTION_SECS:
+            self._kept = kept(self._admin, watched, self._clock.wall(), ANSWER_SECS)
+            self._kept_of, self._kept_at = watched, now
+            self._publish(watched, ranges)
+
+    def _publish(self, watched: frozenset[TopicPartition], ranges: Mapping[TopicPartition, LogRange]) -> None:
+        seen = {p: BrokerView(log.log_start, log.end, self._kept.get(p)) for p, log in ranges.items()}
         if watched == self._watched:
             self.view = dict(self.view) | seen
 

@@ -45,8 +45,8 @@ def log_ranges(
     cluster cannot be reached.
     """
     isolation = ck.IsolationLevel.READ_COMMITTED if committed_only else ck.IsolationLevel.READ_UNCOMMITTED
-    first = _ask_offsets(admin, partitions, _spec.earliest(), isolation, timeout_secs)
-    end = _ask_offsets(admin, partitions, _spec.latest(), isolation, timeout_secs)
+    first = ask_offsets(admin, dict.fromkeys(partitions, _spec.earliest()), isolation, timeout_secs)
+    end = ask_offsets(admin, dict.fromkeys(partitions, _spec.latest()), isolation, timeout_secs)
     wait([*first.values(), *end.values()], timeout_secs + 1.0)
     found: dict[TopicPartition, LogRange] = {}
     for partition in partitions:
@@ -94,12 +94,18 @@ def _replaced(future: Future[Any], before: str | None) -> bool:
     return answer is not None and before is not None and str(answer.topic_id) not in (before, NO_TOPIC_ID)
 
 
-def _ask_offsets(
-    admin: AdminClient, partitions: Collection[TopicPartition], spec: Any, isolation: Any, timeout_secs: float
+def since(unix_secs: float) -> Any:
+    """Asks for the first record whose timestamp is not before that."""
+    return _spec.for_timestamp(max(0, int(unix_secs * 1000)))
+
+
+def ask_offsets(
+    admin: AdminClient, specs: Mapping[TopicPartition, Any], isolation: Any, timeout_secs: float
 ) -> dict[TopicPartition, Future[Any]]:
-    if not partitions:
+    """One question about each partition, under way: the answers' `offset` is below 0 where there is none."""
+    if not specs:
         return {}
-    asked = {client_partition(partition): spec for partition in partitions}
+    asked = {client_partition(partition): spec for partition, spec in specs.items()}
     answers = admin.list_offsets(asked, isolation_level=isolation, request_timeout=timeout_secs)
     return {TopicPartition(p.topic, p.partition): future for p, future in answers.items()}
 

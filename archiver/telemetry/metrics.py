@@ -322,7 +322,7 @@ _NUMBERS: tuple[tuple[str, str, Callable[[Status], float]], ...] = (
     ),
 )
 
-_PARTITION_NUMBERS: tuple[tuple[str, str, Callable[[PartitionStatus], int | None]], ...] = (
+_PARTITION_NUMBERS: tuple[tuple[str, str, Callable[[PartitionStatus], float | None]], ...] = (
     ("position", "Next offset that will be taken.", lambda p: p.position),
     ("low_water_mark", "Lowest offset that is not durable yet.", lambda p: p.low_water_mark),
     ("committed", "Offset that the group has committed.", lambda p: p.committed),
@@ -334,6 +334,12 @@ _PARTITION_NUMBERS: tuple[tuple[str, str, Callable[[PartitionStatus], int | None
         "Records between what the broker deletes next and what is not durable yet.",
         lambda p: p.retention_headroom_records,
     ),
+    (
+        "retention_headroom_seconds",
+        "For how long at least the broker still keeps the first record that is not durable yet.",
+        lambda p: p.retention_headroom_secs,
+    ),
+    ("retention_seconds", "For how long the topic keeps its records.", lambda p: p.retention_secs),
 )
 
 
@@ -349,7 +355,7 @@ def _labelled(name: str, text: str, label: str, values: dict[str, float]) -> Gau
 
 
 def _per_partition(
-    name: str, text: str, of: Callable[[PartitionStatus], int | None], partitions: Iterable[PartitionStatus]
+    name: str, text: str, of: Callable[[PartitionStatus], float | None], partitions: Iterable[PartitionStatus]
 ) -> GaugeMetricFamily:
     """A partition of which the number is not known yet has no sample."""
     family = GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=["topic", "partition"])

@@ -243,7 +243,7 @@ def _partitions(partitions: Sequence[PartitionStatus]) -> str:
                 ("mark", count_text(p.low_water_mark), False),
                 ("committed", count_text(p.committed), False),
                 ("end", count_text(p.stable_end), False),
-                ("headroom", count_text(p.retention_headroom_records), False),
+                ("headroom", _headroom(p), p.retention_is_near),
             ),
         )
         for p in worst[:PARTITIONS_MAX]
@@ -252,6 +252,12 @@ def _partitions(partitions: Sequence[PartitionStatus]) -> str:
     note = shown if len(partitions) > PARTITIONS_MAX else count_text(len(partitions))
     heads = ("Partition", "Lag", "Position", "Low-water mark", "Committed", "End", "Headroom")
     return f"<h2>Partitions <small>{note}</small></h2>{_table(heads, rows)}"
+
+
+def _headroom(partition: PartitionStatus) -> str:
+    """In records, and in time where the topic deletes by time."""
+    records, secs = partition.retention_headroom_records, partition.retention_headroom_secs
+    return count_text(records) if secs is None else f"{count_text(records)} · {secs_text(secs)}"
 
 
 def _files(files: Sequence[FileStatus], not_durable: int) -> str:

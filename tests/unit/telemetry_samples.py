@@ -7,7 +7,7 @@ import time
 from archiver.status import FileStatus, PartitionStatus, Status
 
 PARTITIONS = (
-    PartitionStatus("events", 0, 50, 40, 40, 10, 140, 100, 30),
+    PartitionStatus("events", 0, 50, 40, 40, 10, 140, 100, 30, 7200.0, 86_400.0),
     PartitionStatus("new", 3, None, None, None, 0, None, None, None),
 )
 

@@ -1,0 +1,87 @@
+"""For how long the broker still keeps what: by the topic's own retention and its records' timestamps.
+
+Kafka deletes a segment once its newest record is older than `retention.ms`, oldest segment first. So from the
+first record on that is as new as T, everything stays until T + `retention.ms` at least. The broker is asked
+where that record is, for a few T between now and one retention ago. What was asked stays true: it
+holds as a time by the clock, and needs to be asked anew only so that it does not get too careful.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from concurrent.futures import wait
+from typing import Any
+
+import confluent_kafka as ck
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+
+from archiver.domain.batch import TopicPartition
+from archiver.ports import Kept
+from archiver.sources.kafka_offsets import answer_of, ask_offsets, since
+
+SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+"""Parts of a retention that are left; what lies between two of them counts as the lower one."""
+
+
+def kept(
+    admin: AdminClient, partitions: Collection[TopicPartition], now_unix: float, timeout_secs: float
+) -> dict[TopicPartition, Kept]:
+    """How long each partition keeps its records; without those that delete none by time or did not answer.
+
+    It needs DescribeConfigs on the topics: one whose settings may not be read did not answer.
+    """
+    retentions = retention_secs(admin, {partition.topic for partition in partitions}, timeout_secs)
+    ours = {p: retentions[p.topic] for p in partitions if p.topic in retentions}
+    if not ours:
+        return {}
+    asked = {share: _ask(admin, ours, share, now_unix, timeout_secs) for share in SHARES}
+    wait([future for futures in asked.values() for future in futures.values()], timeout_secs + 1.0)
+    found = {p: _kept(p, secs, asked, now_unix) for p, secs in ours.items()}
+    return {p: known for p, known in found.items() if known is not None}
+
+
+def retention_secs(admin: AdminClient, topics: Collection[str], timeout_secs: float) -> dict[str, float]:
+    """`retention.ms` of each topic that deletes by time and may be asked."""
+    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in sorted(topics)]
+    if not resources:
+        return {}
+    answers = admin.describe_configs(resources, request_timeout=timeout_secs)
+    wait(answers.values(), timeout_secs + 1.0)
+    found: dict[str, float] = {}
+    for resource, future in answers.items():
+        settings = answer_of(future)
+        if settings is None or "delete" not in _value(settings, "cleanup.policy"):
+            continue
+        retention_ms = int(_value(settings, "retention.ms") or -1)
+        if retention_ms > 0:
+            found[resource.name] = retention_ms / 1000
+    return found
+
+
+def _value(settings: Mapping[str, Any], name: str) -> str:
+    entry = settings.get(name)
+    return "" if entry is None or entry.value is None else str(entry.value)
+
+
+def _ask(
+    admin: AdminClient, ours: Mapping[TopicPartition, float], share: float, now: float, timeout_secs: float
+) -> dict[TopicPartition, Any]:
+    """Where records begin that stay for another `share` of the retention."""
+    specs = {p: since(now - secs * (1 - share)) for p, secs in ours.items()}
+    return ask_offsets(admin, specs, ck.IsolationLevel.READ_UNCOMMITTED, timeout_secs)
+
+
+def _kept(
+    partition: TopicPartition,
+    secs: float,
+    asked: Mapping[float, Mapping[TopicPartition, Any]],
+    now: float,
+) -> Kept | None:
+    places: list[tuple[int, float]] = []
+    for share in SHARES:
+        answer = answer_of(asked[share].get(partition))
+        if answer is None:
+            return None
+        if answer.offset >= 0:  # else there is no record as new as that
+            places.append((answer.offset, now + secs * share))
+    return Kept(retention_secs=secs, until=tuple(places))
