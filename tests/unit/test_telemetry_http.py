@@ -122,6 +122,8 @@ def test_status_is_the_snapshot_with_the_troubles(serve: Serve) -> None:
         "stable_end": 140,
         "lag": 100,
         "retention_headroom_records": 30,
+        "retention_headroom_secs": 7200.0,
+        "retention_secs": 86400.0,
     }
     assert status["troubles"][0]["message"] == e.CommitFailed.message
     assert status["oldest"][0]["state"] == "open"
