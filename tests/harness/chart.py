@@ -78,6 +78,7 @@ _SHAPES: Mapping[str, dict[str, Any]] = {
     "probes.liveness": _ANY_MAP,
     "probes.readiness": _ANY_MAP,
     "replicas": {"type": "integer", "minimum": 0},
+    "autoscaling.authenticationRef": _TEXTS,
     "autoscaling.kind": {"enum": ["", "hpa", "keda"]},
     "image.pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
     "image.digest": {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},

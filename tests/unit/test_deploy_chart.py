@@ -23,6 +23,7 @@ from tests.harness.chart import (
     COPIES,
     GOLDEN,
     PROFILES,
+    ROOT,
     SCHEMA,
     golden,
     rendered,
@@ -221,6 +222,48 @@ def test_replicas_are_left_to_whoever_scales() -> None:
     assert triggers[0]["metadata"]["bootstrapServers"] == "kafka-0:9092,kafka-1:9092"
 
 
+def test_keda_logs_in_where_kafka_wants_a_login() -> None:
+    """It asks for the lag itself, with what a TriggerAuthentication says; without one it would be refused."""
+    login = {"kind": "keda", "authenticationRef": {"name": "kafka"}}
+    secure = {"config": {"kafka": {"security_protocol": "SASL_SSL"}}, "autoscaling": login}
+    triggers = _one(rendered("scale", merged(PROFILES["scale"], secure)), "ScaledObject")["spec"]["triggers"]
+    assert [trigger["authenticationRef"] for trigger in triggers] == [{"name": "kafka"}] * 2
+    plain = merged(PROFILES["scale"], {"autoscaling": {"kind": "keda"}})
+    assert "authenticationRef" not in str(_one(rendered("scale", plain), "ScaledObject"))
+
+
+@pytest.mark.parametrize("profile", ["scale", "mesh"])
+def test_a_prometheus_in_another_namespace_may_scrape(profile: str) -> None:
+    """Where most of them are: the profile that has it scrape must not shut it out, nor let pushes in."""
+    policy = _one(rendered(profile, PROFILES[profile]), "NetworkPolicy")["spec"]
+    allowed = {rule["ports"][0]["port"]: rule["from"] for rule in policy["ingress"]}
+    assert allowed.pop("metrics") == [{"namespaceSelector": {}}]
+    assert allowed == ({"grpc": [{"podSelector": {}}]} if profile == "mesh" else {})
+
+
+@pytest.mark.parametrize("profile", sorted(set(PROFILES) - {"mesh"}))
+def test_the_values_that_the_page_shows_are_enough_for_each_profile_on_kafka(
+    profile: str, tmp_path: Path
+) -> None:
+    """docs/deployment.md, word for word: what it calls mine.yaml."""
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    (mine,) = [block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "# mine.yaml" in block]
+    manifests = rendered(profile, yaml.safe_load(mine))
+    assert _settings(manifests, tmp_path).archive.destination == "s3://company-archive/kafka"
+
+
+@pytest.mark.parametrize("profile", sorted(PROFILES))
+def test_the_page_says_what_a_cluster_must_have_for_each_profile(profile: str) -> None:
+    """A kind that plain Kubernetes does not know ends an installation with words that help nobody."""
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| `{profile}` |")]
+    kinds = {manifest["kind"] for manifest in rendered(profile, PROFILES[profile])}
+    needs = row.rsplit("|", 2)[1]
+    for kind in ("ServiceMonitor", "PrometheusRule"):
+        assert (kind in kinds) == (kind in needs), kind
+    assert ("HorizontalPodAutoscaler" in kinds) == ("metrics server" in needs)
+
+
 def test_lists_may_be_written_with_commas_and_words_in_any_case() -> None:
     """As the archiver itself reads them."""
     values = {
@@ -248,6 +291,16 @@ def test_lists_may_be_written_with_commas_and_words_in_any_case() -> None:
         ({"archive": {"localPath": "archive"}}, "localPath"),
         (merged(MINIMAL, {"config": {"shutdown_timeout_secs": "${STOP:-20}"}}), "write numbers"),
         (merged(MINIMAL, {"autoscaling": {"kind": "lag"}}), "kind"),
+        (
+            {
+                "config": {
+                    "archive": {"destination": "s3://b/p"},
+                    "kafka": {"topics": ["a"], "security_protocol": "sasl_ssl"},
+                },
+                "autoscaling": {"kind": "keda"},
+            },
+            "autoscaling.authenticationRef",
+        ),
         (
             {
                 "config": {
