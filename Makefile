@@ -3,6 +3,9 @@
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
 PYTEST := $(PY) -m pytest
+# Most tests wait most of the time. Each worker has servers of its own; a file's tests stay together.
+WORKERS ?= 2
+SHARED := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 READY  := $(VENV)/.made-from-requirements
 ARGS   ?=
 SHELL  := bash
@@ -30,11 +33,11 @@ lint: $(READY) ## style, types, import directions
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports --no-logo
 
-test: setup lint ## everything, with real servers, except chaos and soak
-	$(PYTEST) -m "not chaos and not soak" $(ARGS)
+test: setup lint ## everything, with real servers, except chaos and soak; WORKERS=2
+	$(PYTEST) $(SHARED) -m "not chaos and not soak" $(ARGS)
 
 test-fast: $(READY) ## without servers: unit, contract, simulation; about a minute
-	$(PYTEST) -q -m "not servers and not chaos and not soak" tests/unit tests/contract tests/sim $(ARGS)
+	$(PYTEST) -q $(SHARED) -m "not servers and not chaos and not soak" tests/unit tests/contract tests/sim $(ARGS)
 
 sim: $(READY) ## the simulation: fresh seeds (SEEDS=20000), or one schedule told step by step (SEED=7)
 	$(PY) -m tests.sim $(ARGS) $(or $(SEED),--seeds $(or $(SEEDS),20000) --from $(or $(FROM),$(shell date +%s)000))

@@ -6,8 +6,6 @@ import os
 import random
 from pathlib import Path
 
-import pytest
-
 from tests.chaos.run import require_complete, run
 from tests.harness.kafka import KafkaServer
 from tests.harness.seaweed import SeaweedFS
@@ -15,7 +13,6 @@ from tests.harness.seaweed import SeaweedFS
 KILLS = 10
 
 
-@pytest.mark.timeout(240)
 def test_nothing_is_lost_or_torn_by_kills_at_random_moments(
     kafka: KafkaServer, tmp_path: Path, log_dir: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""A store that is away under full input: 20 seconds in `make test`, `OUTAGE_SECS=600` on request."""
+"""A store that is away under full input: some seconds in `make test`, `OUTAGE_SECS=600` on request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ MIB = 1024 * 1024
 SPOOL_MAX = 16 * MIB
 MEMORY_MAX = 32 * MIB
 TOPIC = "outage"
-OUTAGE_SECS = float(os.environ.get("OUTAGE_SECS", 20))
+OUTAGE_SECS = float(os.environ.get("OUTAGE_SECS", 10))
+FILLED_SECS_MAX = 120
+"""How long it may take until the bounds are full, on however slow a machine."""
 
 
 @dataclass
@@ -75,7 +77,7 @@ def _settings(kafka: KafkaServer, server: SeaweedFS, endpoint: str, bucket: str)
     }
 
 
-@pytest.mark.timeout(300 + 2 * OUTAGE_SECS)
+@pytest.mark.timeout(900 + 2 * OUTAGE_SECS)
 def test_a_store_that_is_away_pauses_consumption_and_nothing_grows(
     kafka: KafkaServer, tmp_path: Path, log_dir: Path
 ) -> None:
@@ -95,14 +97,17 @@ def test_a_store_that_is_away_pauses_consumption_and_nothing_grows(
             pid, before, logged = daemon.pid, daemon.rss_bytes(), len(daemon.output().splitlines())
             peaks = Peaks()
             proxy.go_away()
+            away = time.monotonic()
+            while not peaks.paused and time.monotonic() < away + FILLED_SECS_MAX:
+                _watch(daemon, peaks, 0.5)
             _watch(daemon, peaks, OUTAGE_SECS / 2)
             server.server.freeze()
             proxy.come_back()
             _watch(daemon, peaks, OUTAGE_SECS / 2)
-            lines = len(daemon.output().splitlines()) - logged
+            lines, away_secs = len(daemon.output().splitlines()) - logged, time.monotonic() - away
             server.server.thaw()
             produced = load.end()
-            wait_until(lambda: not kafka.lag(TOPIC, TOPIC), 120, "lag 0")
+            wait_until(lambda: not kafka.lag(TOPIC, TOPIC), 60, "lag 0")
             assert daemon.pid == pid
             assert daemon.stop() == 0
         verdict = check(load, produced, Bucket(server, bucket, "archives"), [])
@@ -111,8 +116,8 @@ def test_a_store_that_is_away_pauses_consumption_and_nothing_grows(
     assert "paused" in peaks.not_ready, peaks.not_ready
     assert peaks.spool <= SPOOL_MAX + MEMORY_MAX
     assert peaks.rss <= before + MEMORY_MAX + 64 * MIB
-    assert lines <= 60 + OUTAGE_SECS, f"{lines} log lines"
-    assert verdict.records == produced > 100_000
+    assert lines <= 80 + away_secs, f"{lines} log lines"
+    assert verdict.records == produced
     assert not (verdict.missing or verdict.foreign or verdict.disordered or verdict.duplicates), verdict
 
 

@@ -17,8 +17,6 @@ from tests.harness.kafka import KafkaServer
 from tests.harness.process import wait_until
 from tests.unit.refused_files import Heard, answers, refuse, remove
 
-pytestmark = pytest.mark.timeout(120)
-
 CASES = ["kafka_only", "file_only", "cascade", "fan_out", "kept"]
 
 

@@ -18,7 +18,7 @@ from tests.harness.archive import Archive, read_archive
 from tests.harness.process import Server, free_port, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-HTTP_TIMEOUT_SECS = 5
+HTTP_TIMEOUT_SECS = 20
 OWN_VARIABLES = ("DFE_ARCHIVER_", "KAFKA_", "S3_", "DLQ_", "METRICS_", "LOG_")
 
 __all__ = ["Daemon", "Metrics", "merged", "wait_until"]
@@ -128,7 +128,7 @@ class Daemon:
         """Wait for `/readyz` to answer 200; `ServerError` with the log's tail where it does not."""
         self.server.wait_ready(timeout_secs)
 
-    def stop(self, timeout: float = 40) -> int | None:
+    def stop(self, timeout: float = 90) -> int | None:
         """SIGTERM; the exit status. A daemon that outlives `timeout` is killed (status −9)."""
         return self.server.stop(timeout)
 

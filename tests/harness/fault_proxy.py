@@ -25,6 +25,8 @@ from typing import Self
 from urllib.parse import parse_qs, urlsplit
 from xml.sax.saxutils import escape
 
+from tests.harness.process import free_port
+
 CHUNK_BYTES = 64 * 1024
 UPSTREAM_TIMEOUT_SECS = 60
 _NOT_PASSED_ON = frozenset({"expect", "connection", "transfer-encoding", "content-length", "keep-alive"})
@@ -77,6 +79,22 @@ class Delay:
 
 
 @dataclass(frozen=True)
+class Gate:
+    """Wait, as with `Delay`, until it is opened."""
+
+    _opened: threading.Event = field(default_factory=threading.Event)
+
+    def open(self) -> None:
+        """Let pass what waits, and everything from now on."""
+        self._opened.set()
+
+    def wait(self, closing: threading.Event) -> None:
+        """Until it is open, or the proxy closes."""
+        while not self._opened.wait(0.02) and not closing.is_set():
+            pass
+
+
+@dataclass(frozen=True)
 class Hang:
     """Take the request and never answer: the connection stays open until the proxy closes."""
 
@@ -95,7 +113,7 @@ class ChangeAnswer:
     change: Callable[[Answer], Answer]
 
 
-Fault = Answer | Drop | LoseAnswer | CutAnswer | Delay | Hang | Respond | ChangeAnswer
+Fault = Answer | Drop | LoseAnswer | CutAnswer | Delay | Gate | Hang | Respond | ChangeAnswer
 
 
 def s3_error(status: int, code: str, message: str = "told so") -> Answer:
@@ -141,7 +159,8 @@ class FaultProxy:
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self.tls = tls
-        self._server: _Server | None = _Server(("127.0.0.1", 0), self)
+        # not one that an outgoing connection could take while the proxy is away
+        self._server: _Server | None = _Server(("127.0.0.1", free_port()), self)
         self.port: int = self._server.server_address[1]
         self.endpoint = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
 
@@ -200,9 +219,13 @@ class FaultProxy:
     def fault_for(self, request: Request) -> Fault | None:
         """The fault that the request meets, after the delays that are told before it."""
         for fault in self.faults_for(request):
-            if not isinstance(fault, Delay):
-                return fault
-            self.closing.wait(fault.secs)
+            match fault:
+                case Delay():
+                    self.closing.wait(fault.secs)
+                case Gate():
+                    fault.wait(self.closing)
+                case _:
+                    return fault
         return None
 
     @contextlib.contextmanager

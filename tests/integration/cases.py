@@ -50,7 +50,7 @@ def settings_for(kafka: KafkaServer, topic: str, more: Mapping[str, Any] | None 
             "topics": [topic],
             "group_id": topic,
             "commit_interval_secs": 0.2,
-            "drain_timeout_secs": 4,
+            "drain_timeout_secs": 20,
             "session_timeout_ms": 6000,
         },
         "buffer": {"flush_age_secs": 1},

@@ -34,10 +34,10 @@ def test_connections_that_take_every_handle_lose_no_push_that_was_answered(make_
             request_serializer=wire.PushRequest.SerializeToString,
             response_deserializer=wire.PushResponse.FromString,
         )
-        push(wire.PushRequest(payload=b'{"_org_id":"a"}', format=wire.JSON), timeout=5)
-        crowd = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(HANDLES + 40)]
+        push(wire.PushRequest(payload=b'{"_org_id":"a"}', format=wire.JSON), timeout=60)
+        crowd = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(HANDLES + 40)]
         for n in range(5):
-            push(wire.PushRequest(payload=b'{"_org_id":"crowd-%d"}' % n, format=wire.JSON), timeout=5)
+            push(wire.PushRequest(payload=b'{"_org_id":"crowd-%d"}' % n, format=wire.JSON), timeout=60)
         wait_until(lambda: "Too many open files" in daemon.output(), 10, "a shortage of handles")
         time.sleep(1.2 * LOCAL_FAILURES_MAX * WRITE_RETRY_SECS)  # any other error would have ended it by now
         for connection in crowd:

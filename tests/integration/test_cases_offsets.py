@@ -181,10 +181,12 @@ def make_reader(kafka: KafkaServer, topic: str) -> list[int]:
         consumer.assign([KafkaPartition(topic, 0, 0)])
         offsets: list[int] = []
         while True:
-            for message in consumer.consume(1000, 5):
-                if message.error() is not None:
-                    return offsets
-                offsets.append(message.offset() or 0)
+            message = consumer.poll(5)
+            if message is None:
+                continue
+            if message.error() is not None:
+                return offsets
+            offsets.append(message.offset() or 0)
     finally:
         consumer.close()
 
@@ -220,7 +222,7 @@ def test_a_topic_that_is_deleted_with_open_files_is_archived_and_holds_up_no_oth
     for name in (gone, stays):
         kafka.create_topic(name)
     section = {"topics": [gone, stays], "topic_refresh_secs": 1, "group_protocol": protocol}
-    more = {"kafka": {**section, "drain_timeout_secs": 20}, "archive": {"roll_interval_secs": 3600}}
+    more = {"kafka": {**section, "drain_timeout_secs": 60}, "archive": {"roll_interval_secs": 3600}}
     daemon = make_daemon(settings_for(kafka, topic, more)).start()
     records = [("a", value("a", n)) for n in range(20)]
     kafka.produce(gone, [record for _, record in records])
@@ -231,9 +233,9 @@ def test_a_topic_that_is_deleted_with_open_files_is_archived_and_holds_up_no_oth
         kafka.create_topic(gone)
     wait_until(lambda: len(archive_files(daemon)) == 1, 20, "the file of the deleted topic")
     daemon.roll()
-    caught_up(kafka, stays, group=topic, timeout_secs=10)
+    caught_up(kafka, stays, group=topic)
     drains = [entry["secs"] for entry in daemon.logs() if entry["event"] == "drained"]
-    assert max(drains, default=0) < 5, drains
+    assert max(drains, default=0) < 60 / 2, "one waited for a commit that cannot come"
     assert daemon.stop() == 0
     archive = daemon.archive()
     assert_stored(stays, records, {route: f for route, f in archive.items() if route.startswith(stays)})

@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -18,6 +16,7 @@ from archiver.domain.offsets import LogRange
 from archiver.sources.kafka_offsets import log_ranges
 from tests.harness.daemon import REPOSITORY, Daemon, merged, wait_until
 from tests.harness.kafka import KafkaServer
+from tests.harness.process import PATIENCE, SLACK_SECS
 from tests.integration.cases import (
     archive_files,
     assert_stored,
@@ -30,20 +29,6 @@ from tests.integration.cases import (
     value,
 )
 from tests.integration.conftest import MakeDaemon
-
-
-@pytest.fixture(scope="module")
-def freezing_kafka(tmp_path_factory: pytest.TempPathFactory, log_dir: Path) -> Iterator[KafkaServer]:
-    """A broker of this module's own, to freeze."""
-    with KafkaServer(tmp_path_factory.mktemp("kafka"), log_dir, name="kafka-freezing") as server:
-        yield server
-
-
-@pytest.fixture
-def thawed(freezing_kafka: KafkaServer) -> Iterator[KafkaServer]:
-    """The same, thawed again whatever happened."""
-    yield freezing_kafka
-    freezing_kafka.thaw()
 
 
 def start_errors(daemon: Daemon, env: dict[str, str] | None = None) -> tuple[int, str]:
@@ -61,10 +46,15 @@ def test_c35_a_sealed_file_that_is_lost_ends_the_process_and_is_read_again(
     """[D10]: exit status 1, no commit passes its records, the restart archives them."""
     kafka.create_topic(topic)
     records = [("ab"[n % 2], value("ab"[n % 2], n)) for n in range(100)]
-    daemon = make_daemon(settings_for(kafka, topic, {"shutdown_timeout_secs": 5}))
+    more = {"shutdown_timeout_secs": 5, "archive": {"roll_interval_secs": 3600}}
+    daemon = make_daemon(settings_for(kafka, topic, more))
     with blocked_route(daemon, topic, "a") as heal:
         daemon.start()
         kafka.produce(topic, [record for _, record in records])
+        consumed(daemon, 100)
+        daemon.roll()
+        wait_until(lambda: len(archive_files(daemon)) == 1, 15, "the other one's file")
+        wait_until(lambda: len(spool_files(daemon)) == 1, 15, "only the failing route's in the spool")
         wait_until(lambda: daemon.metrics().total("upload_retries_total") >= 1, 15, "a failed upload")
         (sealed,) = (daemon.root / "spool" / "uploads").glob("*.jsonl*")
         if harm == "deleted":
@@ -76,6 +66,7 @@ def test_c35_a_sealed_file_that_is_lost_ends_the_process_and_is_read_again(
         heal()
     assert committed_nothing(kafka, topic)
     assert "sealed file" in daemon.output()
+    daemon.settings["archive"]["roll_interval_secs"] = 1
     daemon.start()
     caught_up(kafka, topic)
     assert daemon.stop() == 0
@@ -108,7 +99,7 @@ def test_c40_sigterm_with_a_failing_route_ends_in_time_and_commits_what_is_durab
     """[D6]: the rest is read again after the restart."""
     kafka.create_topic(topic, 2)
     records = [(f"org-{n % 2}", value(f"org-{n % 2}", n)) for n in range(200)]
-    more = {"archive": {"roll_interval_secs": 3600}, "shutdown_timeout_secs": 5}
+    more = {"archive": {"roll_interval_secs": 3600}, "shutdown_timeout_secs": 3}
     daemon = make_daemon(settings_for(kafka, topic, more))
     with blocked_route(daemon, topic, "org-0") as heal:
         daemon.start()
@@ -116,7 +107,7 @@ def test_c40_sigterm_with_a_failing_route_ends_in_time_and_commits_what_is_durab
         consumed(daemon, 200, 20)
         began = time.monotonic()
         assert daemon.stop() == 0
-        assert time.monotonic() - began < 7
+        assert time.monotonic() - began < 3 + SLACK_SECS
         assert kafka.committed(topic, topic).get(1) == 100
         assert not kafka.committed(topic, topic).get(0)
         heal()
@@ -134,13 +125,15 @@ def test_a_second_signal_ends_the_process_at_once(
     """[D6]: 128 + signal, while a shutdown waits for the store; nothing is lost."""
     kafka.create_topic(topic)
     records = [("a", value("a", n)) for n in range(10)]
-    daemon = make_daemon(settings_for(kafka, topic))
+    # once it is back, the group needs not wait for its session to end
+    more = {"shutdown_timeout_secs": 100, "kafka": {"group_instance_id": "one"}}
+    daemon = make_daemon(settings_for(kafka, topic, more))
     with blocked_route(daemon, topic, "a") as heal:
         daemon.start()
         kafka.produce(topic, [record for _, record in records])
         wait_until(lambda: daemon.metrics().total("upload_retries_total") >= 1, 15, "a failed upload")
         os.kill(daemon.pid, signal.SIGTERM)
-        wait_until(lambda: "stopping" in daemon.output(), 5)
+        wait_until(lambda: "stopping" in daemon.output(), 10)
         os.kill(daemon.pid, signal.SIGINT)
         assert daemon.wait(3) == 128 + signal.SIGINT
         heal()
@@ -217,18 +210,18 @@ def test_c43_a_spool_bound_below_the_roll_size_is_a_start_error(
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_c44_with_a_frozen_coordinator_the_endpoints_answer_and_tell_the_truth(
-    protocol: str, thawed: KafkaServer, topic: str, make_daemon: MakeDaemon
+    protocol: str, weak_kafka: KafkaServer, topic: str, make_daemon: MakeDaemon
 ) -> None:
     """[O2]: alive, not ready with the reason, each within its deadline; then ready again."""
-    thawed.create_topic(topic)
+    weak_kafka.create_topic(topic)
     records = [("a", value("a", n)) for n in range(200)]
-    thawed.produce(topic, [record for _, record in records[:100]])
+    weak_kafka.produce(topic, [record for _, record in records[:100]])
     more = {"kafka": {"group_protocol": protocol}}
-    daemon = make_daemon(settings_for(thawed, topic, more)).start()
-    caught_up(thawed, topic)
-    thawed.freeze()
+    daemon = make_daemon(settings_for(weak_kafka, topic, more)).start()
+    caught_up(weak_kafka, topic)
+    weak_kafka.freeze()
     slowest, told = 0.0, ""
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 40 * PATIENCE
     while not told and time.monotonic() < deadline:
         began = time.monotonic()
         alive, _ = daemon.get("/healthz")
@@ -239,51 +232,51 @@ def test_c44_with_a_frozen_coordinator_the_endpoints_answer_and_tell_the_truth(
         time.sleep(0.2)
     assert "kafka cannot be used" in told or "not joined: waiting for group" in told, told
     wait_until(lambda: "kafka cannot be used" in daemon.get("/readyz")[1], 25, "the reason")
-    assert slowest < 2, f"{slowest} s"
-    thawed.thaw()
-    thawed.produce(topic, [record for _, record in records[100:]])
+    assert slowest < 4, f"{slowest} s"  # whoever asks the broker waits for longer
+    weak_kafka.thaw()
+    weak_kafka.produce(topic, [record for _, record in records[100:]])
     wait_until(lambda: daemon.get("/readyz")[0] == 200, 40, "ready again")
-    caught_up(thawed, topic)
+    caught_up(weak_kafka, topic)
     assert daemon.stop() == 0
     assert_stored(topic, records, daemon.archive(), exact=False)
 
 
-def test_c44_a_leader_that_keeps_silent_tells_no_offsets(thawed: KafkaServer, topic: str) -> None:
+def test_c44_a_leader_that_keeps_silent_tells_no_offsets(weak_kafka: KafkaServer, topic: str) -> None:
     """[D9]: the client gives such an answer without an error, with offsets that mean nothing."""
-    thawed.create_topic(topic)
-    thawed.produce(topic, [b"{}"])
+    weak_kafka.create_topic(topic)
+    weak_kafka.produce(topic, [b"{}"])
     partition = TopicPartition(topic, 0)
-    admin = AdminClient({"bootstrap.servers": thawed.bootstrap, "log_level": 0})
-    assert log_ranges(admin, [partition], 5, committed_only=True) == {partition: LogRange(0, 1)}
-    thawed.freeze()
+    admin = AdminClient({"bootstrap.servers": weak_kafka.bootstrap, "log_level": 0})
+    assert log_ranges(admin, [partition], 60, committed_only=True) == {partition: LogRange(0, 1)}
+    weak_kafka.freeze()
     assert log_ranges(admin, [partition], 1, committed_only=True) == {}
     assert log_ranges(admin, [partition], 1, committed_only=False) == {}
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_c44_a_stop_with_a_frozen_coordinator_keeps_its_time(
-    protocol: str, thawed: KafkaServer, topic: str, make_daemon: MakeDaemon
+    protocol: str, weak_kafka: KafkaServer, topic: str, make_daemon: MakeDaemon
 ) -> None:
     """[D6]: files become durable all the same, the commit is given up, nothing is lost."""
-    thawed.create_topic(topic)
+    weak_kafka.create_topic(topic)
     records = [("a", value("a", n)) for n in range(100)]
     more = {
         "kafka": {"group_protocol": protocol},
         "archive": {"roll_interval_secs": 3600},
-        "shutdown_timeout_secs": 6,
+        "shutdown_timeout_secs": 5,
     }
-    daemon = make_daemon(settings_for(thawed, topic, more)).start()
-    thawed.produce(topic, [record for _, record in records])
+    daemon = make_daemon(settings_for(weak_kafka, topic, more)).start()
+    weak_kafka.produce(topic, [record for _, record in records])
     consumed(daemon, 100, 10)
-    thawed.freeze()
+    weak_kafka.freeze()
     began = time.monotonic()
-    assert daemon.stop(timeout=20) == 0
-    assert time.monotonic() - began < 8
+    assert daemon.stop() == 0
+    assert time.monotonic() - began < 5 + SLACK_SECS
     assert len(archive_files(daemon)) == 1
-    thawed.thaw()
+    weak_kafka.thaw()
     daemon.settings["archive"]["roll_interval_secs"] = 1
     daemon.start()
-    caught_up(thawed, topic)
+    caught_up(weak_kafka, topic)
     assert daemon.stop() == 0
     assert_stored(topic, records, daemon.archive(), exact=False)
 
@@ -317,14 +310,14 @@ def test_check_says_yes_and_then_why_not(kafka: KafkaServer, topic: str, make_da
     daemon.kill()
     argv = [sys.executable, "-m", "archiver", "check", "--config", str(daemon.config_path)]
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=60, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert archive_files(daemon) == []
     daemon.settings["kafka"]["topics"] = [f"no-{topic}"]
     daemon.settings["archive"]["destination"] = f"file://{daemon.config_path}/archive"
     daemon.launch()
     daemon.kill()
-    done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=60, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=300, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"FAILED  topics: missing: no-{topic}" in done.stdout
     assert "FAILED  store: file://" in done.stdout
@@ -348,7 +341,7 @@ def test_a_stop_in_the_middle_of_a_drain_keeps_the_time_of_a_stop(
 ) -> None:
     """[D6]: SIGTERM while a revoke waits for a failing route; the drain's own time does not come on top."""
     kafka.create_topic(topic, 2)
-    more = {"kafka": {"drain_timeout_secs": 25}, "shutdown_timeout_secs": 5}
+    more = {"kafka": {"drain_timeout_secs": 60}, "shutdown_timeout_secs": 4}
     first, second = (make_daemon(settings_for(kafka, topic, more), name=name) for name in "ab")
     second.settings["archive"]["destination"] = first.settings["archive"]["destination"]
     records = [(f"org-{n % 2}", value(f"org-{n % 2}", n)) for n in range(100)]
@@ -359,12 +352,12 @@ def test_a_stop_in_the_middle_of_a_drain_keeps_the_time_of_a_stop(
         second.launch()
         wait_until(lambda: first.status()["state"] == "draining", 20, "the drain")
         began = time.monotonic()
-        assert first.stop(timeout=40) == 0
+        assert first.stop() == 0
         took = time.monotonic() - began
         heal()
         heal_other()
     print(f"stopped in {took:.1f} s")
-    assert took < 7
+    assert took < 4 + SLACK_SECS
     caught_up(kafka, topic)
     assert second.stop() == 0
     assert_stored(topic, records, second.archive())

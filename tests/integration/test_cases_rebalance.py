@@ -148,12 +148,13 @@ def test_c11_files_without_revoked_partitions_stay_open_when_members_come_and_go
 def test_c12_an_upload_longer_than_the_poll_interval_evicts_nobody(
     protocol: str, kafka: KafkaServer, topic: str, make_daemon: MakeDaemon, s3_side: S3Side
 ) -> None:
-    """A PUT of 400 s with default poll settings, to scale: 12 s, with 5 s of poll interval and session."""
+    """A PUT of 400 s with default poll settings, to scale: 8 s, with 5 s of poll interval and session."""
     kafka.create_topic(topic)
     section = {"max_poll_interval_ms": 5_000, "session_timeout_ms": 5_000, "group_protocol": protocol}
-    more = merged(s3_side.settings(), {"kafka": section, "archive": {"roll_interval_secs": 1}})
+    times = {"kafka": {**section, "drain_timeout_secs": 4}, "shutdown_timeout_secs": 4}
+    more = merged(s3_side.settings(), {**times, "archive": {"roll_interval_secs": 1}})
     daemon = make_daemon(settings_for(kafka, topic, more)).start()
-    s3_side.proxy.fail(Delay(12), when=lambda r: puts(r) and ".jsonl" in r.path)
+    s3_side.proxy.fail(Delay(8), when=lambda r: puts(r) and ".jsonl" in r.path)
     records = [("a", value("a", n)) for n in range(50)]
     kafka.produce(topic, [record for _, record in records])
     wait_until(lambda: kafka.lag(topic, topic) == 0, 40, "lag 0")
@@ -173,6 +174,7 @@ def test_c13_partitions_paused_for_the_spool_flow_again_after_a_rebalance(
     kafka.create_topic(topic, 6)
     more = {
         "kafka": {"drain_timeout_secs": 1},
+        "shutdown_timeout_secs": 1,
         "compression": {"codec": "none"},
         "archive": {"roll_interval_secs": 0.5, "roll_size_bytes": "256KiB"},
         "buffer": {"flush_bytes": "64KiB", "flush_age_secs": 0.2, "max_spool_bytes": "1MiB"},
@@ -187,7 +189,7 @@ def test_c13_partitions_paused_for_the_spool_flow_again_after_a_rebalance(
         wait_until(lambda: port_open(second.port), 15, "the newcomer's page")
         wait_until(lambda: len(owned(second)) == 3 and len(owned(first)) == 3, 30, "three partitions each")
         wait_until(lambda: second.metrics().total("paused", reason="spool") == 1, 20, "its pause")
-        second.kill()
+        assert second.stop() == 0
         wait_until(lambda: len(owned(first)) == 6, 40, "all partitions back")
         heal()
         caught_up(kafka, topic, 90)

@@ -19,11 +19,11 @@ import pytest
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from tests.harness.kafka import KafkaServer
-from tests.harness.process import wait_until
+from tests.harness.process import PATIENCE, SLACK_SECS, wait_until
 
 SESSION_MS = 6_000
 PROTOCOLS = ("classic", "consumer")
-WAIT_SECS = 20.0
+WAIT_SECS = 20.0 * PATIENCE
 
 
 class Client:
@@ -154,20 +154,20 @@ def test_on_revoke_may_block_longer_than_the_session_and_commit_afterwards(
     kafka.create_topic(name, 2)
     kafka.produce(name, [b"x"] * 10)
     session = {"session.timeout.ms": 1_500, "heartbeat.interval.ms": 300} if protocol == "classic" else {}
-    blocked_secs = 3.0 if protocol == "classic" else 11.0
+    blocked_secs = 3.0 if protocol == "classic" else 7.5
     first = join(name, **{"group.protocol": protocol}, **session).subscribe(name)
     first.until(lambda: len(first.records) == 10)
 
     def drain(consumer: ck.Consumer) -> None:
         time.sleep(blocked_secs)
         consumer.commit(offsets=[ck.TopicPartition(name, p, 5) for p in (0, 1)], asynchronous=True)
-        answers = consumer.committed([ck.TopicPartition(name, p) for p in (0, 1)], timeout=5)
+        answers = consumer.committed([ck.TopicPartition(name, p) for p in (0, 1)], timeout=60)
         assert [answer.offset for answer in answers] == [5, 5]
 
     first.while_revoked = drain
     second = join(name, **{"group.protocol": protocol})
     second.subscribe(name, start=5)
-    turn_all([first, second], lambda: "revoked" in first.kinds() and "assigned" in second.kinds(), 40)
+    turn_all([first, second], lambda: "revoked" in first.kinds() and "assigned" in second.kinds())
     turn_all([first, second], lambda: any(parts for kind, parts, _ in second.told if kind == "assigned"))
     assert "lost" not in first.kinds()
 
@@ -207,10 +207,9 @@ def test_what_a_call_had_popped_when_it_served_a_rebalance_is_not_in_the_positio
 
     first.while_revoked = look
     second, stop = join(name), threading.Event()
+    kafka.produce(name, [b"y"] * 20)
 
     def meanwhile() -> None:
-        time.sleep(0.2)
-        kafka.produce(name, [b"y"] * 20)
         time.sleep(0.3)
         second.subscribe(name, start=10)
         while not stop.is_set():
@@ -218,7 +217,7 @@ def test_what_a_call_had_popped_when_it_served_a_rebalance_is_not_in_the_positio
 
     helper = threading.Thread(target=meanwhile)
     helper.start()
-    first.turn(2.5, count=100_000)
+    first.turn(4, count=100_000)
     first.until(lambda: inside and len(first.records) >= 30 and len(second.records) >= 10)
     stop.set()
     helper.join()
@@ -260,7 +259,7 @@ def test_a_member_without_partitions_is_told_so_by_the_classic_protocol_alone(
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
 
     def members() -> set[str]:
-        described = admin.describe_consumer_groups([name], request_timeout=5)[name].result(6)
+        described = admin.describe_consumer_groups([name], request_timeout=60)[name].result(60)
         return {member.member_id for member in described.members}
 
     turn_all([first, second], lambda: second.consumer.memberid() in members())
@@ -398,7 +397,7 @@ def test_a_commit_brings_its_metadata_and_the_broker_takes_one_that_goes_back(
         (None, [(7, None)]),
         (None, [(3, None)]),
     ]
-    (stored,) = client.consumer.committed([ck.TopicPartition(name, 0)], timeout=5)
+    (stored,) = client.consumer.committed([ck.TopicPartition(name, 0)], timeout=60)
     assert (stored.offset, stored.metadata, stored.error) == (3, '{"a":1}', None)
 
 
@@ -414,31 +413,31 @@ def test_deleting_a_topic_or_the_group_deletes_the_commits(kafka: KafkaServer, n
     before = kafka.topic_id(name)
     kafka.delete_topic(name)
     kafka.create_topic(name, 1)
-    assert [p.offset for p in reader.consumer.committed(topics, timeout=5)] == [ck.OFFSET_INVALID, 1]
+    assert [p.offset for p in reader.consumer.committed(topics, timeout=60)] == [ck.OFFSET_INVALID, 1]
     assert kafka.topic_id(name) != before
     kafka.delete_group(name)
-    assert [p.offset for p in reader.consumer.committed(topics, timeout=5)] == [ck.OFFSET_INVALID] * 2
+    assert [p.offset for p in reader.consumer.committed(topics, timeout=60)] == [ck.OFFSET_INVALID] * 2
     reader.consumer.close()
 
 
 def test_with_a_frozen_broker_an_asynchronous_commit_and_a_look_at_it_keep_their_time(
-    own_kafka: KafkaServer, name: str
+    weak_kafka: KafkaServer, name: str
 ) -> None:
-    own_kafka.create_topic(name, 1)
-    client = Client(own_kafka.bootstrap, name).subscribe(name)
+    weak_kafka.create_topic(name, 1)
+    client = Client(weak_kafka.bootstrap, name).subscribe(name)
     client.until(lambda: client.told)
-    own_kafka.freeze()
+    weak_kafka.freeze()
     try:
         began = time.monotonic()
         client.consumer.commit(offsets=[ck.TopicPartition(name, 0, 0)], asynchronous=True)
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < SLACK_SECS
         with pytest.raises(ck.KafkaException) as error:
             client.consumer.committed([ck.TopicPartition(name, 0)], timeout=1.0)
         assert error.value.args[0].code() == ck.KafkaError._TIMED_OUT
-        assert time.monotonic() - began < 3.0
+        assert time.monotonic() - began < 1 + SLACK_SECS
         assert client.commits == []
     finally:
-        own_kafka.thaw()
+        weak_kafka.thaw()
     client.until(lambda: client.commits)
     client.consumer.close()
 
@@ -457,8 +456,8 @@ def test_list_offsets_tells_the_last_stable_offset_apart_from_the_end(kafka: Kaf
     ends = {}
     for level in (ck.IsolationLevel.READ_COMMITTED, ck.IsolationLevel.READ_UNCOMMITTED):
         asked = {ck.TopicPartition(name, 0): OffsetSpec.latest()}
-        (answer,) = admin.list_offsets(asked, isolation_level=level, request_timeout=5).values()
-        ends[level] = answer.result(6).offset
+        (answer,) = admin.list_offsets(asked, isolation_level=level, request_timeout=60).values()
+        ends[level] = answer.result(60).offset
     producer.abort_transaction()
     assert list(ends.values()) == [0, 1]
 
@@ -475,7 +474,7 @@ def test_the_logger_gets_what_would_go_to_stderr(capfd: pytest.CaptureFixture[st
     logger.propagate = False
     consumer = ck.Consumer({"bootstrap.servers": "127.0.0.1:1", "group.id": "g"}, logger=logger)
     consumer.subscribe(["t"])
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 10 * PATIENCE
     while not lines and time.monotonic() < deadline:
         consumer.consume(1, 0.1)
     consumer.close()

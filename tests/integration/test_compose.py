@@ -42,7 +42,9 @@ def broker(
     compose: dict[str, Any], tmp_path_factory: pytest.TempPathFactory, log_dir: Path
 ) -> Iterator[KafkaServer]:
     root = tmp_path_factory.mktemp("compose-kafka")
-    with KafkaServer(root, log_dir, name="compose-kafka", properties=broker_properties(compose)) as server:
+    with KafkaServer(
+        root, log_dir, name="compose-kafka", properties=broker_properties(compose), short_lived=True
+    ) as server:
         yield server
 
 
@@ -143,7 +145,8 @@ def test_prometheus_scrapes_it_and_evaluates_every_rule(prometheus: Prometheus) 
     wait_until(lambda: set(prometheus.rules().values()) == {"ok"}, 30, f"rules: {prometheus.rules()}")
     rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "dfe-archiver.rules.yaml").read_text())
     assert set(prometheus.rules()) == {rule["alert"] for rule in rules["groups"][0]["rules"]}
-    assert prometheus.query("ALERTS") == []
+    # one that is only pending goes by itself: a busy machine may look ill for a moment
+    wait_until(lambda: prometheus.query("ALERTS") == [], 30, f"no alert: {prometheus.query('ALERTS')}")
     named = set(re.findall(r"\bdfe_archiver_\w+", json.dumps(rules)))
     assert len(named) > 20
     assert [name for name in sorted(named) if not prometheus.query(name)] == []

@@ -26,10 +26,8 @@ from archiver.errors import DeadLetterError
 from archiver.inbox import QueueInbox
 from archiver.ports import DeadLettersFailed, DeadLettersWritten, RefusedFile
 from tests.harness.kafka import KafkaServer
-from tests.harness.process import free_port
+from tests.harness.process import PATIENCE, SLACK_SECS, free_port, wait_until
 from tests.unit.refused_files import FOREVER, Heard, answers, lines_of, refuse, remove, spans_of
-
-pytestmark = pytest.mark.timeout(120)
 
 
 def to(server: KafkaServer) -> dict[str, Any]:
@@ -54,7 +52,7 @@ def dlq_topic(kafka: KafkaServer) -> str:
     return name
 
 
-def messages(server: KafkaServer, topic: str, secs: float = 20) -> list[Message]:
+def messages(server: KafkaServer, topic: str, secs: float = 20 * PATIENCE) -> list[Message]:
     """Everything in the topic's partition 0."""
     consumer = Consumer(to(server) | {"group.id": "reader", "enable.auto.commit": False})
     consumer.assign([KafkaPartition(topic, 0, 0)])
@@ -63,7 +61,7 @@ def messages(server: KafkaServer, topic: str, secs: float = 20) -> list[Message]
     until = time.monotonic() + secs
     while len(found) < end:
         assert time.monotonic() < until
-        found += [one for one in consumer.consume(500, 0.2) if one.error() is None]
+        found += [one for one in consumer.consume(500, 0.1) if one.error() is None]
     consumer.close()
     return found
 
@@ -158,7 +156,7 @@ def test_brokers_that_are_away_fail_the_attempt_within_its_time(tmp_path: Path) 
     began = time.monotonic()
     with pytest.raises(DeadLetterError, match=r"kafka\.brokers"):
         sink.write(refuse(tmp_path, [[b"x"]]), [DeadLetter(b"a")], FOREVER)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 1.5 + SLACK_SECS
 
 
 def test_an_attempt_ends_soon_after_it_is_asked_to(tmp_path: Path) -> None:
@@ -166,7 +164,7 @@ def test_an_attempt_ends_soon_after_it_is_asked_to(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(GivenUpError):
         sink.write(refuse(tmp_path, [[b"x"]]), [DeadLetter(b"a")], lambda: time.monotonic() - began > 0.5)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 0.5 + SLACK_SECS
 
 
 # --- reading again ----------------------------------------------------------------------------
@@ -270,15 +268,15 @@ def test_records_that_are_not_there_any_more_are_told_and_read_from_the_file(
 
 
 def test_a_frozen_broker_is_an_error_to_try_again_and_not_a_reason_to_give_up_keys(
-    own_kafka: KafkaServer, tmp_path: Path
+    weak_kafka: KafkaServer, tmp_path: Path
 ) -> None:
-    own_kafka.create_topic("events")
-    refused = five_of_acme(own_kafka, "events", tmp_path)
-    originals = KafkaOriginals(to(own_kafka), make_route_of, silence_secs_max=1.5)
-    own_kafka.freeze()
+    weak_kafka.create_topic("events")
+    refused = five_of_acme(weak_kafka, "events", tmp_path)
+    originals = KafkaOriginals(to(weak_kafka), make_route_of, silence_secs_max=1.5)
+    weak_kafka.freeze()
     with pytest.raises(DeadLetterError, match="Kafka again"):
         originals.missing(refused, FOREVER)
-    own_kafka.thaw()
+    weak_kafka.thaw()
     assert originals.missing(refused, FOREVER) is None
 
 
@@ -307,7 +305,7 @@ def test_with_fan_out_every_record_is_in_the_topic_and_in_the_folder(
     worker = worker_for(kafka, dlq_topic, tmp_path / "dlq", "fan_out", inbox, heard)
     worker.submit(five_of_acme(kafka, topic, tmp_path / "uploads"))
     assert answers(inbox, lambda got: len(got) == 1, 30) == [DeadLettersWritten(1)]
-    worker.close(10)
+    worker.close(60)
     values = [event("acme", n) for n in range(5)]
     assert [(one.value(), one.key()) for one in messages(kafka, dlq_topic)] == [(v, b"k") for v in values]
     entries = [json.loads(line) for line in lines_of(tmp_path / "dlq")]
@@ -323,7 +321,7 @@ def test_with_cascade_a_missing_topic_sends_the_records_to_the_folder(
     worker = worker_for(kafka, "not-there", tmp_path / "dlq", "cascade", inbox, Heard())
     worker.submit(five_of_acme(kafka, topic, tmp_path / "uploads"))
     assert answers(inbox, lambda got: len(got) == 1, 30) == [DeadLettersWritten(1)]
-    worker.close(10)
+    worker.close(60)
     assert [json.loads(line)["key"] for line in lines_of(tmp_path / "dlq")] == ["k"] * 5
 
 
@@ -344,7 +342,7 @@ def test_a_topic_that_is_made_later_gets_what_was_held(
     assert refused.sealed.path.exists()
     kafka.create_topic(dlq_topic)
     answers(inbox, lambda got: DeadLettersWritten(1) in got, 30)
-    worker.close(10)
+    worker.close(60)
     assert [one.key() for one in messages(kafka, dlq_topic)] == [b"k"] * 5
 
 
@@ -362,23 +360,21 @@ def test_a_stop_in_the_middle_loses_no_record_and_may_write_some_twice(
 
             def slowly() -> Iterator[DeadLetter]:
                 for index, letter in enumerate(letters()):
-                    if index % 1000 == 0:
-                        time.sleep(0.05)
+                    if index > 10_000 and index % 50 == 0:
+                        time.sleep(0.05)  # the end is far away, however late somebody looks
                     yield letter
 
             return slowly
 
     first = DeadLetterWorker(RecordDelivery(Slow(), [sink], "kafka_only", Heard()), inbox, remove)
     first.submit(refused)
-    until = time.monotonic() + 20
-    while not kafka.end_offsets(dlq_topic)[0]:
-        assert time.monotonic() < until
-    first.close(10)
+    wait_until(lambda: kafka.end_offsets(dlq_topic)[0], 20, "letters")
+    first.close(60)
     assert inbox.drain() == []
     assert 0 < kafka.end_offsets(dlq_topic)[0] < 50_000
     second = DeadLetterWorker(RecordDelivery(Lines(), [sink], "kafka_only", Heard()), inbox, remove)
     second.submit(refused)
     assert answers(inbox, lambda got: len(got) == 1, 30) == [DeadLettersWritten(1)]
-    second.close(10)
+    second.close(60)
     found = [one.value() for one in messages(kafka, dlq_topic)]
     assert found[-50_000:] == values

@@ -8,6 +8,7 @@ import uuid
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from tests.harness.kafka import KafkaServer
+from tests.harness.process import PATIENCE
 
 
 def read_all(config: dict[str, str], topic: str, count: int) -> list[bytes | None]:
@@ -21,7 +22,7 @@ def read_all(config: dict[str, str], topic: str, count: int) -> list[bytes | Non
     )
     consumer.subscribe([topic])
     values: list[bytes | None] = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 20 * PATIENCE
     while len(values) < count and time.monotonic() < deadline:
         values += [message.value() for message in consumer.consume(100, 0.2)]
     consumer.close()
@@ -58,20 +59,19 @@ def test_a_topic_made_anew_has_another_id(kafka: KafkaServer) -> None:
     assert kafka.topic_id("harness-again") != first
 
 
-def test_the_broker_keeps_its_records_over_kill_freeze_and_restart(own_kafka: KafkaServer) -> None:
-    own_kafka.create_topic("kept")
-    own_kafka.produce("kept", [b"1"])
-    own_kafka.kill()
-    own_kafka.start()
-    own_kafka.restart()
-    own_kafka.freeze()
+def test_the_broker_keeps_its_records_over_kill_and_freeze(weak_kafka: KafkaServer) -> None:
+    weak_kafka.create_topic("kept")
+    weak_kafka.produce("kept", [b"1"])
+    weak_kafka.kill()
+    weak_kafka.start()
+    weak_kafka.freeze()
     try:
-        own_kafka.admin.list_topics(timeout=1)
+        weak_kafka.admin.list_topics(timeout=1)
         raise AssertionError("a frozen broker answered")
     except KafkaException:
         pass
-    own_kafka.thaw()
-    assert read_all({"bootstrap.servers": own_kafka.bootstrap}, "kept", 1) == [b"1"]
+    weak_kafka.thaw()
+    assert read_all({"bootstrap.servers": weak_kafka.bootstrap}, "kept", 1) == [b"1"]
 
 
 def test_the_secure_listener_takes_the_right_password_alone(secure_kafka: KafkaServer) -> None:

@@ -28,9 +28,9 @@ from archiver.settings.models import Kafka
 from archiver.sources.kafka import KafkaSource
 from archiver.sources.kafka_check import look
 from tests.harness.kafka import KafkaServer
-from tests.harness.process import free_port, wait_until
+from tests.harness.process import PATIENCE, SLACK_SECS, free_port, wait_until
 
-WAIT_SECS = 25.0
+WAIT_SECS = 25.0 * PATIENCE
 PROTOCOLS = ("classic", "consumer")
 E = TypeVar("E", bound=Event)
 
@@ -337,7 +337,7 @@ def test_latest_is_for_what_existed_when_the_group_first_started(
     later = join(auto_offset_reset="latest")
     later.until(lambda: len(later.records) == 5)
     assert later.values() == of(5, "between")
-    kafka.admin.create_partitions([NewPartitions(name, 2)])[name].result(10)
+    kafka.admin.create_partitions([NewPartitions(name, 2)])[name].result(60)
     kafka.produce(name, of(5, "added"), partition=1)
     later.until(lambda: len(later.records) == 10)
     assert later.offsets(name, 1) == list(range(5))
@@ -391,7 +391,7 @@ def test_an_added_partition_is_picked_up_and_read_from_its_beginning(
     kafka.produce(name, of(3))
     member = join()
     member.until(lambda: len(member.records) == 3)
-    kafka.admin.create_partitions([NewPartitions(name, 2)])[name].result(10)
+    kafka.admin.create_partitions([NewPartitions(name, 2)])[name].result(60)
     kafka.produce(name, of(40), partition=1)
     member.until(lambda: len(member.records) == 43)
     assert member.offsets(name, 1) == list(range(40))
@@ -411,7 +411,7 @@ def test_members_that_come_and_go_hand_out_every_record_and_take_over_at_the_com
     first.until(lambda: len(first.records) == 800)
 
     def drain(partitions: frozenset[TopicPartition]) -> None:
-        assert first.source.commit_and_confirm(dict.fromkeys(partitions, 100), 5)
+        assert first.source.commit_and_confirm(dict.fromkeys(partitions, 100), 60)
 
     first.on_revoked = drain
     second = join(group_protocol=protocol)
@@ -424,9 +424,7 @@ def test_members_that_come_and_go_hand_out_every_record_and_take_over_at_the_com
     turn_all([first, second], lambda: len(first.records) + len(second.records) == 1_600)
     for partition in moved:
         assert second.offsets(*partition) == list(range(100, 200))
-    wait = time.monotonic() + 10
-    while kafka.lag(name, name) and time.monotonic() < wait:
-        first.turn(), second.turn()
+    turn_all([first, second], lambda: kafka.lag(name, name) == 0)
     second.source.close(5)
     turn_all([first], lambda: len(first.ours) == 8)
     kafka.produce(name, of(80, "x"))
@@ -565,54 +563,57 @@ def test_one_commit_is_in_flight_and_none_goes_back_or_to_a_partition_that_is_no
 
 
 def test_with_a_frozen_broker_everything_keeps_its_time_and_recovery_is_said(
-    own_kafka: KafkaServer, name: str
+    weak_kafka: KafkaServer, name: str
 ) -> None:
     """[D4], c44."""
-    own_kafka.create_topic(name, 1)
-    own_kafka.produce(name, of(10))
-    member = make(own_kafka.bootstrap, name)
+    weak_kafka.create_topic(name, 1)
+    weak_kafka.produce(name, of(10))
+    member = make(weak_kafka.bootstrap, name)
     member.commits = False
     member.until(lambda: len(member.records) == 10)
     here = TopicPartition(name, 0)
-    own_kafka.freeze()
+    weak_kafka.freeze()
     try:
         began = time.monotonic()
         assert member.source.commit({here: 5})
         assert not member.source.commit_and_confirm({here: 10}, 1.0)
-        assert time.monotonic() - began < 2.5
+        assert time.monotonic() - began < 1 + SLACK_SECS
         slowest = 0.0
-        while member.source.ready() is None and time.monotonic() - began < 40:
+        told = ""
+        # it may be said first that the session has ended
+        while not ("no answer" in told or "down" in told):
             turned = time.monotonic()
+            assert turned - began < 40 * PATIENCE, told
             member.turn()
             slowest = max(slowest, time.monotonic() - turned)
-        assert "no answer" in (member.source.ready() or "") or "down" in (member.source.ready() or "")
-        assert slowest < 2.0
+            told = member.source.ready() or ""
+        assert slowest < 4.0  # an answer of the broker is waited for longer than that
         (trouble, *_) = member.said(BrokerTrouble)
         assert "kafka.brokers" in trouble.way_out
     finally:
-        own_kafka.thaw()
-    member.until(lambda: member.source.ready() is None and member.said(BrokerRecovered), 40)
-    member.until(lambda: member.ours and own_kafka.committed(name, name).get(0, 0) >= 5, 40)
-    own_kafka.freeze()
+        weak_kafka.thaw()
+    member.until(lambda: member.source.ready() is None and member.said(BrokerRecovered))
+    member.until(lambda: member.ours and weak_kafka.committed(name, name).get(0, 0) >= 5)
+    weak_kafka.freeze()
     try:
         began = time.monotonic()
         member.source.close(2.0)
-        assert time.monotonic() - began < 3.0
+        assert time.monotonic() - began < 2 + SLACK_SECS
     finally:
-        own_kafka.thaw()
+        weak_kafka.thaw()
 
 
-def test_a_broker_that_is_away_is_waited_for_from_the_start(own_kafka: KafkaServer, name: str) -> None:
-    own_kafka.create_topic(name, 1)
-    own_kafka.produce(name, of(10))
-    own_kafka.kill()
+def test_a_broker_that_is_away_is_waited_for_from_the_start(weak_kafka: KafkaServer, name: str) -> None:
+    weak_kafka.create_topic(name, 1)
+    weak_kafka.produce(name, of(10))
+    weak_kafka.kill()
     began = time.monotonic()
-    member = make(own_kafka.bootstrap, name)
-    assert time.monotonic() - began < 1.0
+    member = make(weak_kafka.bootstrap, name)
+    assert time.monotonic() - began < SLACK_SECS
     member.until(lambda: member.said(BrokerTrouble))
     assert (member.source.ready() or "").startswith("kafka cannot be used at 127.0.0.1:")
-    own_kafka.start()
-    member.until(lambda: len(member.records) == 10 and member.source.ready() is None, 40)
+    weak_kafka.start()
+    member.until(lambda: len(member.records) == 10 and member.source.ready() is None)
     member.source.close(5)
 
 
@@ -621,7 +622,7 @@ def test_close_is_bounded_without_any_broker(name: str) -> None:
     member.turn(0.5)
     began = time.monotonic()
     member.source.close(2.0)
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < 2 + SLACK_SECS
 
 
 def test_a_wrong_password_is_said_with_the_way_out_and_without_the_password(

@@ -30,7 +30,7 @@ OPTIONS = [
 
 def chromium(profile: Path, *arguments: str) -> str:
     command = ["chromium", *OPTIONS, f"--user-data-dir={profile}", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     return done.stdout
 
 

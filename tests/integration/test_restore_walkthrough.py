@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, TopicPartition
 
 from tests.harness.daemon import Daemon, wait_until
 from tests.harness.kafka import KafkaServer
@@ -54,18 +54,22 @@ def all_values(kafka: KafkaServer, topic: str, count: int) -> list[bytes]:
         {
             "bootstrap.servers": kafka.bootstrap,
             "group.id": f"read-{topic}",
-            "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
         }
     )
-    consumer.subscribe([topic])
+    partitions = kafka.end_offsets(topic)
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+    assert sum(partitions.values()) == count
     values: list[bytes] = []
+
+    def all_read() -> bool:
+        found = consumer.consume(1_000, 0.2)
+        assert not any(message.error() for message in found)
+        values.extend(message.value() or b"" for message in found)
+        return len(values) >= count
+
     try:
-        while len(values) < count:
-            found = consumer.consume(1_000, 5)
-            assert found, f"{len(values)} of {count} records"
-            assert not any(message.error() for message in found)
-            values += [message.value() or b"" for message in found]
+        wait_until(all_read, 30, f"{count} records")
     finally:
         consumer.close()
     return values
@@ -100,7 +104,7 @@ def test_the_pages_commands_bring_every_record_back_byte_for_byte(
     archived(kafka, make_daemon, topic, values)
     script = "\n".join(blocks("sh"))
     done = subprocess.run(
-        ["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=120
+        ["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout + done.stderr
     files, lines = map(int, done.stdout.split())
@@ -122,5 +126,5 @@ def test_the_pages_program_brings_empty_values_back_too(
     (tmp_path / "restore.py").write_text(program)
     files = sorted(str(path) for path in (daemon.root / "archive" / topic / "default").rglob("*.jsonl.zst"))
     command = [sys.executable, str(tmp_path / "restore.py"), kafka.bootstrap, environment["TARGET"], *files]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=300)
     assert sorted(all_values(kafka, environment["TARGET"], len(values))) == sorted(values)

@@ -205,7 +205,7 @@ def test_a_start_with_a_bad_store_section_is_refused_before_anything_connects(
         [sys.executable, "-m", "archiver", "run", "--config", str(config)],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=300,
         cwd=tmp_path,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY)},
     )

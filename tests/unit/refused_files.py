@@ -14,6 +14,7 @@ from archiver.domain.sealed import Checksums, ObjectKey, SealedFile
 from archiver.events import DeadLettered, Event
 from archiver.inbox import QueueInbox
 from archiver.ports import RefusedFile, Result
+from tests.harness.process import PATIENCE
 
 FOREVER: Callable[[], bool] = lambda: False  # noqa: E731
 
@@ -59,7 +60,7 @@ def remove(sealed: SealedFile) -> None:
 def answers(inbox: QueueInbox, until: Callable[[list[Result]], bool], secs: float = 10) -> list[Result]:
     """Everything that arrives until the condition holds for it."""
     results: list[Result] = []
-    deadline = time.monotonic() + secs
+    deadline = time.monotonic() + PATIENCE * secs
     while not until(results):
         assert time.monotonic() < deadline, f"only {results}"
         results += inbox.wait(0.05)

@@ -67,6 +67,39 @@ def test_no_server_outlives_the_process_that_started_it(end: signal.Signals, tmp
         starter.communicate()
 
 
+def test_neither_a_worker_nor_its_servers_outlive_the_process_that_shares_tests_out(tmp_path: Path) -> None:
+    (tmp_path / "test_of_a_worker.py").write_text(
+        textwrap.dedent("""
+            import os, time
+            from pathlib import Path
+            from tests.harness.process import Server
+
+            def test_that_waits():
+                here = Path(__file__).parent
+                server = Server("waiting", ["sleep", "600"], here).start()
+                (here / "new").write_text(f"{os.getpid()} {server.pid}")
+                (here / "new").rename(here / "pids")
+                time.sleep(600)
+        """)
+    )
+    options = ["-p", "tests.conftest", "-p", "no:cacheprovider", "-c", os.devnull, "-n", "1"]
+    sharing = subprocess.Popen(
+        [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), str(tmp_path)],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until((tmp_path / "pids").exists, 30, "a test that runs")
+        pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
+        assert len(pids) == 2 and all(map(runs, pids))
+        sharing.kill()
+        wait_until(lambda: not any(map(runs, pids)), 10, "the end of the worker and of its server")
+    finally:
+        sharing.kill()
+        sharing.wait()
+
+
 def test_ports_are_given_out_once_and_are_none_of_outgoing_connections() -> None:
     """Over processes, too; a connection of somebody's must not sit on the port of a server that restarts."""
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])

@@ -322,7 +322,7 @@ def test_leftovers_are_removed_once_an_hour_old_and_nothing_else_is(tmp_path: Pa
         (root / name).write_bytes(b"x")
         os.utime(root / name, (now - age, now - age))
     store = FileStore(root, wall=lambda: now)
-    store.remove_leftovers_in_background().join(10)
+    store.remove_leftovers_in_background().join(60)
     gone = [name for name in names if not (root / name).exists()]
     assert gone == ["a/1-3f9a.jsonl.zst.3f9a00000001.tmp"]
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from archiver.errors import StartError
 from archiver.telemetry import HttpServer, Telemetry
 from archiver.telemetry.connection import Connection
 from archiver.telemetry.http import _is_loopback, bind
+from tests.harness.process import SLACK_SECS
 from tests.unit.telemetry_samples import PARTITIONS, a_status
 
 TOKEN = "a-token-of-length"
@@ -50,7 +52,7 @@ class Served:
         return answer.status_code, answer.text
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.server.port), timeout=5)
+        return socket.create_connection(("127.0.0.1", self.server.port), timeout=60)
 
     def close(self) -> None:
         self.client.close()
@@ -70,7 +72,7 @@ def serve() -> Iterator[Serve]:
         return made[-1]
 
     yield start
-    for served in made:
+    for served in reversed(made):  # each gives logging back as it found it
         served.close()
 
 
@@ -250,8 +252,8 @@ def test_stop_does_not_wait_for_a_client_that_holds_on(serve: Serve) -> None:
     with served.connect() as slow:
         slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n")
         began = time.monotonic()
-        served.server.stop(timeout_secs=5)
-        assert time.monotonic() - began < 4
+        served.server.stop(timeout_secs=60)
+        assert time.monotonic() - began < 60 / 2
 
 
 def ended_within(sock: socket.socket, secs: float) -> bool:
@@ -273,24 +275,26 @@ def test_a_request_that_never_ends_is_cut(serve: Serve, monkeypatch: pytest.Monk
     served = serve()
     with served.connect() as slow:
         slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n")
-        for _ in range(3):
-            time.sleep(0.1)
-            slow.sendall(b"X-A: b\r\n")
-        assert ended_within(slow, 2)
+        with suppress(ConnectionError):  # cut already
+            for _ in range(3):
+                time.sleep(0.1)
+                slow.sendall(b"X-A: b\r\n")
+        assert ended_within(slow, 30)
     assert served.get("/healthz")[0] == 200
 
 
 def test_a_connection_that_keeps_asking_stays(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline is for one answer: a scraper's connection outlives many of them."""
-    monkeypatch.setattr(Connection, "answer_secs_max", 0.6)
+    monkeypatch.setattr(Connection, "answer_secs_max", 2)
     served = serve()
-    connection = http.client.HTTPConnection("127.0.0.1", served.server.port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", served.server.port, timeout=60)
     connection.connect()
     connection.auto_open = 0  # a second connection would hide that the first was cut
-    for _ in range(6):
+    until = time.monotonic() + 2.5
+    while time.monotonic() < until:
         connection.request("GET", "/healthz")
         assert connection.getresponse().read() == b"alive\n"
-        time.sleep(0.2)
+        time.sleep(0.1)
     connection.close()
 
 
@@ -304,7 +308,7 @@ def test_an_answer_that_is_never_read_is_cut(serve: Serve, monkeypatch: pytest.M
     slow.connect(("127.0.0.1", served.server.port))
     with slow:
         slow.sendall(b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n")
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         assert served.server._server is not None
         while served.server._server.server_state.connections and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -324,7 +328,7 @@ def test_a_crowd_of_quiet_connections_does_not_keep_a_probe_out(serve: Serve) ->
                 assert probe.get(f"http://127.0.0.1:{served.server.port}/healthz").status_code == 200
         assert served.server._server is not None
         assert len(served.server._server.server_state.connections) <= Connection.connections_max
-        assert ended_within(crowd[0], 1)
+        assert ended_within(crowd[0], 30)
     finally:
         for sock in crowd:
             sock.close()
@@ -379,7 +383,7 @@ def test_a_thousand_partitions_are_answered_quickly(serve: Serve) -> None:
     for path in ("/status", "/", "/metrics"):
         began = time.monotonic()
         assert served.get(path)[0] == 200
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < SLACK_SECS
 
 
 def test_the_thread_s_death_is_told() -> None:
@@ -394,7 +398,7 @@ def test_the_thread_s_death_is_told() -> None:
         assert server._server is not None
         server._server.should_exit = True
         assert server._thread is not None
-        server._thread.join(5)
+        server._thread.join(60)
         assert deaths == ["it ended by itself"]
     finally:
         server.stop()
