@@ -37,15 +37,15 @@ class SimBroker:
         self.epochs: dict[TopicPartition, int] = {}
         """Partitions that are ours, with the generation in which they were given to us."""
         self.generation = 0
-        self.to_produce = rng.randint(20, 160)
+        self.to_come = rng.randint(20, 160)
         self.gone: list[Record] = []
         """Records that the broker has no longer."""
 
     def produce(self, most: int) -> None:
         """Append records, with gaps, tombstones and transaction markers."""
         rng = self.world.rng
-        for _ in range(min(most, self.to_produce)):
-            self.to_produce -= 1
+        for _ in range(min(most, self.to_come)):
+            self.to_come -= 1
             partition = rng.choice(self.partitions)
             offset = self.ends[partition] + (rng.randint(1, 3) if rng.random() < 0.1 else 0)
             name = f"{partition.topic}:{partition.partition}:{self.ids[partition]}:{offset}"

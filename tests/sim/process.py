@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from archiver.bounds import Bounds
@@ -74,6 +75,17 @@ class Outside:
         self.senders = Senders(world) if pushes else None
         self.broker = None if pushes else SimBroker(world, self.store)
         self.dead_letters_off = world.chance("dead_letters_off")
+
+    @contextmanager
+    def nothing_new(self) -> Iterator[None]:
+        """Nobody produces or pushes meanwhile."""
+        origin = self.broker or self.senders
+        assert origin is not None
+        later, origin.to_come = origin.to_come, 0
+        try:
+            yield
+        finally:
+            origin.to_come = later
 
 
 class Process:
@@ -196,8 +208,9 @@ class Process:
         return any(file.waits_for is not None for file in self.archiver.files.values())
 
     def waits_for_disk(self) -> bool:
-        """Whether a write has failed and has not been tried again."""
-        return self.archiver._write_retry_at > 0
+        """Whether a write has failed and has not been tried again, with more to be written."""
+        archiver = self.archiver
+        return archiver._write_retry_at > 0 and any(file.lines for file in archiver._opened.values())
 
     def _promise_ends(self, partition: TopicPartition) -> None:
         """It is another's; when it comes back, its records are read, and routed, anew."""
@@ -275,7 +288,10 @@ class Process:
 def draw_policy(rng: random.Random, *, small_disk: bool, endless: bool = False) -> Policy:
     """Bounds small enough to be met often; on a small disk one frame of all that memory holds fits."""
     return Policy(
-        roll=RollPolicy(rng.choice([60, 400, 10_000]), 1e9 if endless else rng.choice([0.3, 3.0, 60.0])),
+        roll=RollPolicy(
+            rng.choice([400, 10_000, 10_000] if endless else [60, 400, 10_000]),
+            1e9 if endless else rng.choice([0.3, 3.0, 60.0]),
+        ),
         flush=FlushPolicy(rng.choice([1, 100, 1000]), rng.choice([1, 5, 100]), rng.choice([0.1, 1.0, 20.0])),
         bounds=Bounds(
             memory_bytes_max=6_000 if small_disk else rng.choice([6_000, 30_000, 1 << 20]),

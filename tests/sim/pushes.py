@@ -21,13 +21,13 @@ class Senders:
     def __init__(self, world: World) -> None:
         self.world = world
         self.orgs = [f"org{i}" for i in range(world.rng.choice([1, 2, 5, 12]))]
-        self.to_push = world.rng.randint(20, 160)
+        self.to_come = world.rng.randint(20, 160)
         self.answered: list[Record] = []
 
     def push(self, queue: deque[bytes], most: int) -> None:
         """As many as there is room for; the others stay with their senders [G2]."""
-        for _ in range(min(most, self.to_push, QUEUE_RECORDS_MAX - len(queue))):
-            self.to_push -= 1
+        for _ in range(min(most, self.to_come, QUEUE_RECORDS_MAX - len(queue))):
+            self.to_come -= 1
             number = len(self.answered)
             value, org = draw_value(self.world, self.orgs, f"p{number}")
             assert value is not None

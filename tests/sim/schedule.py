@@ -103,7 +103,7 @@ def _ask_in_trouble(process: Process) -> None:
         process.archiver.turn()
         _check_turn(process)
     process.request_roll()
-    for _ in range(process.world.rng.choice((1, 2, 8))):
+    for _ in range(process.world.rng.choice((1, 1, 8))):
         process.archiver.turn()
 
 
@@ -194,10 +194,14 @@ def _turn_dead_letters_on(process: Process) -> Process:
 
 def _settle(process: Process) -> None:
     outside = process.outside
-    if outside.broker is not None:
-        outside.broker.produce(outside.broker.to_produce)
     if outside.world.endless:
-        _turn_until(process, _promises_kept, "asked to roll, and not all that was routed before is archived")
+        with outside.nothing_new():
+            _turn_until(
+                process, _promises_kept, "asked to roll, and not all that was routed before is archived"
+            )
+    if outside.broker is not None:
+        outside.broker.produce(outside.broker.to_come)
+    if outside.world.endless:
         _turn_until(process, _all_routed, "no progress after faults have stopped")
         process.request_roll()
     _turn_until(process, _settled, "no progress after faults have stopped")
@@ -227,7 +231,7 @@ def _promises_kept(process: Process) -> bool:
 def _all_routed(process: Process) -> bool:
     outside, source = process.outside, process.source
     if outside.senders is not None:
-        return not outside.senders.to_push and not source.queued_bytes()
+        return not outside.senders.to_come and not source.queued_bytes()
     assert outside.broker is not None and isinstance(source, SimSource)
     return all(p in source.owned and not source.left(p) for p in outside.broker.partitions)
 
@@ -237,7 +241,7 @@ def _settled(process: Process) -> bool:
     if process.archiver.files or _to_be_deleted(process.world):
         return False
     if senders is not None:
-        return not senders.to_push and not process.source.queued_bytes()
+        return not senders.to_come and not process.source.queued_bytes()
     assert broker is not None
     if any(p not in broker.epochs for p in broker.partitions):
         return False

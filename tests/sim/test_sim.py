@@ -23,7 +23,7 @@ from tests.sim.schedule import run_schedule
 from tests.sim.world import CROWDS, Violation, World
 
 FIXED_SEEDS = 300
-CROWDED_SEEDS = {"heirs": 1_000, "ends": 300, "group": 300}
+CROWDED_SEEDS = {"heirs": 1_000, "ends": 300, "group": 300, "requests": 300, "stops": 200, "topics": 300}
 PLANT_SEEDS_MAX = 2_000
 FRESH_SECS = 4.0
 FRESH_SECS_WITH_SERVERS = 45.0
@@ -46,7 +46,7 @@ def test_no_schedule_of_the_fixed_seeds_breaks_an_invariant() -> None:
 
 @pytest.mark.parametrize("crowd", CROWDS)
 def test_no_schedule_that_crowds_faults_in_one_place_breaks_an_invariant(crowd: str) -> None:
-    """[B2], [D5], [D6], [D9]: three or more that must meet are rare in a draw from all of them."""
+    """[B2], [D5], [D6], [D9], [R2]: three or more that must meet are rare in a draw from all of them."""
     for seed in range(CROWDED_SEEDS[crowd]):
         _run(seed, crowd)
 

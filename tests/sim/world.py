@@ -195,6 +195,9 @@ class World:
         self.endless = crowd == "requests" or self.rng.random() < ENDLESS_SHARE
         if self.endless:
             self.likely["ops_roll"] = self.rng.uniform(0.001, 0.02)
+            for name in ("write_no_space", "disk_full", "disk_stalls"):  # where requests are forgotten
+                if self.rng.random() < 0.5:
+                    self.likely[name] = self.rng.uniform(0.001, 3 * FAULTS[name] / 1000)
         self.calm = False
         self.spool: dict[int, SpoolFile] = {}
         self.disk_bytes: int | None = self.rng.randint(4_000, 8_000) if self.chance("small_disk") else None
