@@ -232,8 +232,11 @@ def _bar(
 def _partitions(partitions: Sequence[PartitionStatus]) -> str:
     if not partitions:
         return '<h2>Partitions</h2><div class="card"><p class="empty">No partition is assigned.</p></div>'
-    # the furthest behind first; one of which nothing is known yet after those that lag
-    worst = sorted(partitions, key=lambda p: (-(0.5 if p.lag is None else p.lag), p.topic, p.partition))
+    # what the broker may soon delete, then the furthest behind; those of which nothing is known come after
+    worst = sorted(
+        partitions,
+        key=lambda p: (not p.retention_is_near, -(0.5 if p.lag is None else p.lag), p.topic, p.partition),
+    )
     rows = (
         _row(
             _text(f"{p.topic}[{p.partition}]"),

@@ -139,6 +139,16 @@ def test_the_page_stays_small_however_much_there_is() -> None:
     assert "the 20 oldest of 100,000 files" in text
 
 
+def test_a_partition_that_the_broker_may_soon_cut_is_on_top_in_red() -> None:
+    """Others lag more, and are kept for longer."""
+    far = replace(PARTITIONS[0], lag=9_000, retention_headroom_secs=80_000.0, retention_secs=86_400.0)
+    near = replace(PARTITIONS[0], partition=7, lag=5, retention_headroom_secs=600.0, retention_secs=86_400.0)
+    text = page.render(replace(a_status(), partitions=(far, near)), [], (), 0.0)
+    assert text.index("events[7]") < text.index("events[0]")
+    assert text.count(" class=wrong>30 · 10 min<") == 1
+    assert "30 · 22 h 13 min" in text
+
+
 @pytest.mark.parametrize(
     ("part", "whole", "expected"),
     [(5, 10, '<rect width="50.0"'), (9, 10, 'class="full"'), (11, 10, 'class="over"'), (1, 0, 'width="0.0"')],
