@@ -30,11 +30,13 @@ from archiver.deadletters.kafka import HEADER
 from tests.harness.daemon import Daemon, merged, wait_until
 from tests.harness.fault_proxy import Answer, Request, s3_error
 from tests.harness.kafka import KafkaServer
-from tests.integration.cases import assert_stored, caught_up, commits, settings_for, value
+from tests.integration.cases import assert_stored, caught_up, commits, consumed, settings_for, value
 from tests.integration.conftest import MakeDaemon
 from tests.integration.store_sides import MakeSide, StoreSide, uploads, with_store
 
 SMALL = {"archive": {"roll_interval_secs": 0.5}, "buffer": {"flush_age_secs": 0.5}}
+BY_HAND = {"archive": {"roll_interval_secs": 3600}, "buffer": {"flush_age_secs": 0.5}}
+"""For records that must be in one file, however slowly they are taken."""
 Stored = list[tuple[str, bytes | None]]
 
 REFUSALS = {
@@ -108,7 +110,7 @@ def test_what_a_store_refuses_for_good_is_in_the_dlq_with_its_reason_and_all_els
     side, dlq = make_side(scheme), f"{topic}-dlq"
     kafka.create_topic(topic)
     kafka.create_topic(dlq)
-    settings = with_store(settings_for(kafka, topic, SMALL), side)
+    settings = with_store(settings_for(kafka, topic, BY_HAND), side)
     daemon = make_daemon(with_dlq(settings, "kafka_only", dlq)).start()
     expected: list[tuple[bytes, str]] = []
     for code, reason in REFUSALS[scheme].items():
@@ -117,10 +119,14 @@ def test_what_a_store_refuses_for_good_is_in_the_dlq_with_its_reason_and_all_els
         mine = [value("bad", before + n) for n in range(3)]
         kafka.produce(topic, mine, key=b"a key", headers=[("trace", b"\xff"), ("none", None)])
         expected += [(one, reason) for one in mine]
+        consumed(daemon, len(expected))
+        daemon.roll()
         wait_until(partial(in_the_dlq, daemon, len(expected)), 30, f"{code} in the DLQ")
         caught_up(kafka, topic)
     good: Stored = [("good", value("good", n)) for n in range(3)]
     kafka.produce(topic, [record for _, record in good])
+    consumed(daemon, len(expected) + len(good))
+    daemon.roll()
     caught_up(kafka, topic)
     counted = daemon.metrics()
     for reason in set(REFUSALS[scheme].values()):
@@ -180,7 +186,7 @@ def test_without_a_dlq_a_refused_file_holds_its_partition_alone_until_a_restart_
         )
         wait_until(lambda: commits(kafka, topic).get(1) == 6, 20, "the other partition is committed")
         assert commits(kafka, topic).get(0, 0) <= 1
-        assert dead(daemon, "held") == 5
+        wait_until(lambda: dead(daemon, "held") == 5, 10, "all of them held")
         assert daemon.get("/healthz")[0] == 200
         assert daemon.stop() == 0
         assert commits(kafka, topic).get(0, 0) <= 1
@@ -214,14 +220,16 @@ def test_a_kill_with_half_of_a_file_in_the_dlq_loses_no_record_and_may_write_som
     bad = [value("bad", n) for n in range(500)] + [f'{{"_org_id":"bad","x":"{noise}"}}'.encode()]
     with refused_route(side, "bad"):
         kafka.produce(topic, bad)
-        settings = with_store(settings_for(kafka, topic, SMALL), side)
-        daemon = make_daemon(with_dlq(settings, "kafka_only", dlq))
-        daemon.launch()
+        settings = with_store(settings_for(kafka, topic, BY_HAND), side)
+        daemon = make_daemon(with_dlq(settings, "kafka_only", dlq)).start()
+        consumed(daemon, len(bad))
+        daemon.roll()
         wait_until(lambda: "max.message.bytes" in quiet(daemon), 30, "the reason in /readyz")
         assert kafka.end_offsets(dlq)[0] >= 1
         assert commits(kafka, topic) == {}
         daemon.kill()
         kafka.set_topic_config(dlq, "max.message.bytes", "1000000")
+        daemon.settings["archive"]["roll_interval_secs"] = 0.5
         daemon.start()
         caught_up(kafka, topic)
         assert daemon.stop() == 0

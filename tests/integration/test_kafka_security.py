@@ -101,7 +101,7 @@ def test_a_wrong_password_is_a_reason_of_readiness_and_no_secret_of_any_output(
 def test_check_does_not_wait_for_a_broker_that_refuses_the_login(
     wrong: str, access: SecureListener, topic: str, tmp_path: Path
 ) -> None:
-    """[O1]: the first refusal is told, in a second or two and not after its whole 10 s, with the way out."""
+    """[O1]: the first refusal is told, in a second or two and not after its whole time, with the way out."""
     said = settings(access, topic)["kafka"]
     if wrong == "password":
         said["sasl_password"] = "wrong-but-secret-8f3a"
@@ -109,8 +109,8 @@ def test_check_does_not_wait_for_a_broker_that_refuses_the_login(
         make_certificates(tmp_path / "other")
         said["ssl_ca_location"] = str(tmp_path / "other" / "ca.pem")
     started = time.monotonic()
-    (finding,) = list(look(Kafka.model_validate(said), (), 10.0))
-    assert time.monotonic() - started < 5
+    (finding,) = list(look(Kafka.model_validate(said), (), 60.0))
+    assert time.monotonic() - started < 60 / 2
     ok, what, detail = finding
     assert (ok, what) == (False, "broker")
     assert detail.startswith(f"{access.bootstrap} refuses us: ")

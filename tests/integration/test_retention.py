@@ -19,7 +19,7 @@ from tests.integration.conftest import MakeDaemon
 
 HOUR = 3600.0
 COARSE = max(after - before for before, after in zip((0.0, *SHARES), (*SHARES, 1.0), strict=True)) + 0.001
-ANSWER_SECS = 10.0
+ANSWER_SECS = 60.0
 
 
 def produce_at(kafka: KafkaServer, topic: str, times: Sequence[float]) -> None:
@@ -87,8 +87,9 @@ def test_a_record_that_the_broker_may_soon_delete_is_told_in_seconds_until_it_is
     daemon = make_daemon(settings_for(kafka, topic, {"archive": {"roll_interval_secs": 3600}})).start()
     wait_until(lambda: daemon.metrics().total("records_consumed_total") == 2, 30, "both taken")
     wait_until(lambda: daemon.metrics().total("retention_seconds") == retention, 30, "a look at it")
+    asked = time.time()
     left = daemon.metrics().total("retention_headroom_seconds")
-    assert left <= produced + retention - time.time() + 1
+    assert left <= produced + retention - asked + 5  # what is told may be older than the question
     assert left < 0.2 * retention
     wait_until(lambda: RetentionNear.message in daemon.output(), 30, "the warning")
     (line,) = [line for line in daemon.output().splitlines() if RetentionNear.message in line]
