@@ -26,7 +26,10 @@ RENEW_SECS_MIN = 5.0
 """A client is built anew at most this often, however many uploads are denied at once."""
 
 _NO_CHECKSUMS = "if this store does not know S3's checksum headers, set s3.checksum: none"
-_CREDENTIALS = "check the credentials; they are read again before the next attempt"
+_CREDENTIALS = (
+    "check access key and secret in the settings or, where there are none, in the environment, the profile "
+    "or the role; they are read again before the next attempt"
+)
 _REGION = "set s3.region to the bucket's region"
 _CLOCK = "set this machine's clock: the store refuses requests that are minutes off"
 _DENIED = "allow s3:PutObject, s3:GetObject, s3:AbortMultipartUpload and s3:ListBucket"
