@@ -28,6 +28,53 @@ HOSTILE_ORGS = [
     "\n", "\u202e", "\ufeff", "x" * 200, "x" * 201, "=" * 70, "x" * 183 + "~" + "0" * 16,
 ]  # fmt: skip
 
+PLACED: list[tuple[str, bytes | None]] = [
+    ("default", b'{"n":1}'),
+    ("default", b'{"_org_id":null}'),
+    ("123", b'{"_org_id":123}'),
+    ("123", b'{"_org_id":"123"}'),
+    ("1.0", b'{"_org_id":1.0}'),
+    ("1.00", b'{"_org_id":1.00}'),
+    ("1e3", b'{"_org_id":1e3}'),
+    ("-0", b'{"_org_id":-0}'),
+    ("true", b'{"_org_id":true}'),
+    ("false", b'{"_org_id":false}'),
+    ("default", b'{"_org_id":{}}'),
+    ("default", b'{"_org_id":[]}'),
+    ("default", b'{"_org_id":["a"]}'),
+    ("default", b'{"_org_id":""}'),
+    ("a/b", b'{"_org_id":"a\\u002fb"}'),
+    ("99999999999999999999999999", b'{"_org_id":99999999999999999999999999}'),
+]
+"""c37: values that are no plain strings, and the segment of each."""
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+ODD: list[tuple[str, bytes | None]] = [
+    ("default", b""),
+    ("default", b"{"),
+    ("default", b"\xff\xfe"),
+    ("default", b"null"),
+    ("default", b"[]"),
+    ("default", b'"x"'),
+    ("default", b"NaN"),
+    ("default", DEEP),
+    ("default", b'{"_org_id":' + DEEP + b"}"),
+    ("default", b'{"_org_id":"a"}garbage'),
+    ("default", b'{"_org_id":"a"}{"_org_id":"b"}'),
+    ("default", b'{"_org_id":"\xff"}'),
+    ("default", b'{"_org_id":"a"'),
+    ("default", b"{" * 5_000),
+    ("default", b"\x00"),
+]
+"""c38: what is not one JSON object with a plain string, between good records."""
+
+AMBIGUOUS: list[bytes | None] = [
+    b'{"_org_id":"a","_org_id":"b"}',
+    b'\xef\xbb\xbf{"_org_id":"a"}',
+    b'{"_org_id":"\\ud800"}',
+]
+"""Where these go is not defined; that they are archived is."""
+
 
 def org_value(org: object) -> bytes:
     """A record whose routing value is any JSON value."""
@@ -85,67 +132,26 @@ def test_c37_values_that_are_no_strings_have_their_defined_places(
 ) -> None:
     """[K6]: missing, null, numbers and booleans by their own text, objects and arrays."""
     kafka.create_topic(topic)
-    placed: list[tuple[str, bytes | None]] = [
-        ("default", b'{"n":1}'),
-        ("default", b'{"_org_id":null}'),
-        ("123", b'{"_org_id":123}'),
-        ("123", b'{"_org_id":"123"}'),
-        ("1.0", b'{"_org_id":1.0}'),
-        ("1.00", b'{"_org_id":1.00}'),
-        ("1e3", b'{"_org_id":1e3}'),
-        ("-0", b'{"_org_id":-0}'),
-        ("true", b'{"_org_id":true}'),
-        ("false", b'{"_org_id":false}'),
-        ("default", b'{"_org_id":{}}'),
-        ("default", b'{"_org_id":[]}'),
-        ("default", b'{"_org_id":["a"]}'),
-        ("default", b'{"_org_id":""}'),
-        ("a/b", b'{"_org_id":"a\\u002fb"}'),
-        ("99999999999999999999999999", b'{"_org_id":99999999999999999999999999}'),
-    ]
-    kafka.produce(topic, [record for _, record in placed])
+    kafka.produce(topic, [record for _, record in PLACED])
     daemon = make_daemon(settings_for(kafka, topic)).start()
     caught_up(kafka, topic)
     assert daemon.stop() == 0
-    assert_stored(topic, placed, daemon.archive())
+    assert_stored(topic, PLACED, daemon.archive())
 
 
 def test_c38_no_value_stops_the_loop(kafka: KafkaServer, topic: str, make_daemon: MakeDaemon) -> None:
     """[F1], [K6]: everything that is not one JSON object is archived too, between good records."""
     kafka.create_topic(topic, 2)
-    deep = b"[" * 100_000 + b"]" * 100_000
-    odd: list[tuple[str, bytes | None]] = [
-        ("default", b""),
-        ("default", b"{"),
-        ("default", b"\xff\xfe"),
-        ("default", b"null"),
-        ("default", b"[]"),
-        ("default", b'"x"'),
-        ("default", b"NaN"),
-        ("default", deep),
-        ("default", b'{"_org_id":' + deep + b"}"),
-        ("default", b'{"_org_id":"a"}garbage'),
-        ("default", b'{"_org_id":"a"}{"_org_id":"b"}'),
-        ("default", b'{"_org_id":"\xff"}'),
-        ("default", b'{"_org_id":"a"'),
-        ("default", b"{" * 5_000),
-        ("default", b"\x00"),
-    ]
     records: list[tuple[str, bytes | None]] = []
-    for n, record in enumerate(odd):
+    for n, record in enumerate(ODD):
         records += [("a", value("a", n)), record, ("b", value("b", n))]
-    ambiguous: list[bytes | None] = [
-        b'{"_org_id":"a","_org_id":"b"}',
-        b'\xef\xbb\xbf{"_org_id":"a"}',
-        b'{"_org_id":"\\ud800"}',
-    ]
-    kafka.produce(topic, [*(record for _, record in records), *ambiguous])
+    kafka.produce(topic, [*(record for _, record in records), *AMBIGUOUS])
     daemon = make_daemon(settings_for(kafka, topic)).start()
     caught_up(kafka, topic)
     assert daemon.stop() == 0
     archive = daemon.archive()
     lines = [line for files in archive.values() for file in files for line in file.lines]
-    assert sorted(lines) == sorted(record or b"" for record in [*(r for _, r in records), *ambiguous])
+    assert sorted(lines) == sorted(record or b"" for record in [*(r for _, r in records), *AMBIGUOUS])
     without = {
         route: [
             file.__class__(
@@ -154,7 +160,7 @@ def test_c38_no_value_stops_the_loop(kafka: KafkaServer, topic: str, make_daemon
                 file.writer_id,
                 file.size,
                 file.raw_bytes,
-                [line for line in file.lines if line not in ambiguous],
+                [line for line in file.lines if line not in AMBIGUOUS],
             )
             for file in files
         ]
