@@ -19,7 +19,7 @@ from tests.harness.cache import cache_dir, cache_lock
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = "bookworm"
-BASE_VERSION = "1"
+BASE_VERSION = "2"
 """Another number makes the bases anew."""
 
 BASE_TIMEOUT_SECS = 400
@@ -28,7 +28,7 @@ BUILD_PACKAGES = ("binutils", "ca-certificates", "python3", "python3-venv")
 """What `python:3.11-bookworm` has of what the Dockerfile's first stage uses."""
 
 NOT_AT_RUN_TIME = (
-    "binutils python3-venv python3.11-venv python3-pip-whl python3-setuptools-whl python3-distutils "
+    "binutils* libbinutils libctf* libgprofng0 libjansson4 python3-venv python3.11-venv python3-pip-whl python3-setuptools-whl python3-distutils "
     "python3-lib2to3"
 )
 PIP_VARIABLES = ("cert", "index-url", "extra-index-url", "find-links", "trusted-host", "proxy", "timeout")
