@@ -312,7 +312,18 @@ class KafkaServer:
     def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
         """Create a topic and wait until every partition has a leader."""
         topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config or {}))
-        self.admin.create_topics([topic])[name].result(ADMIN_TIMEOUT_SECS)
+
+        def created() -> bool:
+            try:
+                self.admin.create_topics([topic])[name].result(ADMIN_TIMEOUT_SECS)
+            except KafkaException as error:
+                # a broker that stood still does not count for a moment
+                if error.args[0].code() == KafkaError.INVALID_REPLICATION_FACTOR:
+                    return False
+                raise
+            return True
+
+        wait_until(created, ADMIN_TIMEOUT_SECS, f"room for topic {name}")
         wait_until(lambda: len(self._partitions(name)) == partitions, ADMIN_TIMEOUT_SECS, f"topic {name}")
 
     def topic_names(self) -> set[str]:
