@@ -42,6 +42,11 @@ _RECEIVING_MAX = 16
 """Pushes that are being read at once: with the message bound this bounds what is not queued yet."""
 _RECEIVE_SLOT_SECS = 1.0
 _RECEIVE_SECS = 30.0
+_STREAMS_MAX = 256
+_KEEPALIVE_SECS, _KEEPALIVE_ANSWER_SECS = 60.0, 20.0
+_PING_SECS_MIN = 10.0
+"""How often a sender may ping a connection on which nothing is under way."""
+
 _ARCHIVABLE = frozenset({wire.AUTO, wire.JSON})
 _CLOSED = "the gRPC listener is closed"
 _NO_MESSAGE = "no whole message came: it is above grpc.max_message_bytes, or its sender gave up"
@@ -221,10 +226,14 @@ def _options(settings: Grpc) -> tuple[tuple[str, int], ...]:
     return (
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", settings.max_message_bytes),
-        ("grpc.max_concurrent_streams", 256),
-        ("grpc.keepalive_time_ms", 60_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
-        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.max_concurrent_streams", _STREAMS_MAX),
+        ("grpc.keepalive_time_ms", int(_KEEPALIVE_SECS * 1000)),
+        ("grpc.keepalive_timeout_ms", int(_KEEPALIVE_ANSWER_SECS * 1000)),
+        # else connections without a call are not pinged, and a sender may ping one every two hours only
+        ("grpc.keepalive_permit_without_calls", 1),
+        # the library waits for this one, 60 s unless told, where it is above the keepalive's own
+        ("grpc.http2.ping_timeout_ms", int(_KEEPALIVE_ANSWER_SECS * 1000)),
+        ("grpc.http2.min_ping_interval_without_data_ms", int(_PING_SECS_MIN * 1000)),
         ("grpc.http2.max_ping_strikes", 5),
     )
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -14,6 +18,7 @@ from typing import Any
 import grpc
 import pytest
 import zstandard
+from google.protobuf import json_format
 
 from archiver.sources.grpc import SERVICE
 from archiver.sources.wire import transport_pb2 as wire
@@ -34,6 +39,7 @@ from tests.integration.test_cases_routing import (
     org_value,
 )
 
+ROOT = Path(__file__).parents[2]
 METHODS = ("Push", "RouteBatch")
 Records = list[tuple[str, bytes]]
 
@@ -441,3 +447,52 @@ def test_with_a_dlq_the_values_of_a_refused_file_are_dead_letters(
     for one in entries:
         assert one.keys() == {"reason", "detail", "object_key", "value", "topic", "partition", "offset"}
     assert side.archive() == {}
+
+
+# --- the page ---------------------------------------------------------------------------------
+
+
+def test_the_sender_of_the_page_gets_every_line_into_the_archive(
+    make_daemon: MakeDaemon, tmp_path: Path
+) -> None:
+    """`docs/grpc.md`: the program as it stands there, started before there is a listener."""
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "grpc.md").read_text(), re.S)
+    wire_dir = ROOT / "archiver" / "sources" / "wire"
+    (tmp_path / "transport_pb2.py").write_text((wire_dir / "transport_pb2.py").read_text())
+    (tmp_path / "send.py").write_text(program)
+    values = [value(f"org-{n % 3}", n) for n in range(2_500)]
+    daemon = make_daemon(pushed({"grpc": {"max_queue_bytes": "128KiB", "max_message_bytes": "128KiB"}}))
+    sender = subprocess.Popen(
+        [sys.executable, "send.py"],
+        cwd=tmp_path,
+        env={**os.environ, "TARGET": f"127.0.0.1:{port_of(daemon)}"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        daemon.start()
+        said, _ = sender.communicate(b"\n".join(values), timeout=90)
+    finally:
+        sender.kill()
+        sender.wait()
+    assert said.decode().splitlines() == ["1000 accepted", "1000 accepted", "500 accepted"]
+    assert sender.returncode == 0
+    assert daemon.stop() == 0
+    assert lines_of(daemon.archive()) == Counter(values)
+
+
+def test_the_pages_call_by_hand_names_what_reflection_shows(make_daemon: MakeDaemon) -> None:
+    """The `grpcurl` line: its method is the service's, and its body is a push of one record."""
+    page = (ROOT / "docs" / "grpc.md").read_text()
+    found = re.search(r"grpcurl -plaintext -d '([^']+)' \\\n +localhost:50051 (\S+)/(\w+)", page)
+    assert found is not None
+    body, service, method = found.groups()
+    assert (service, method) == (SERVICE, "Push")
+    request = json_format.Parse(body, wire.PushRequest())
+    daemon = make_daemon(pushed()).start()
+    with Sender(port_of(daemon)) as sender:
+        call = sender.channel.unary_unary(f"/{service}/{method}", wire.PushRequest.SerializeToString, None)
+        assert wire.PushResponse.FromString(call(request, timeout=60)).accepted == 1
+    assert daemon.stop() == 0
+    assert [file.lines for file in daemon.archive()["acme"]] == [[b'{"_org_id":"acme"}']]

@@ -25,6 +25,7 @@ from archiver.errors import StartError
 from archiver.events import Event, PushesTaken, PushRefused
 from archiver.ports import Emit
 from archiver.settings.models import Grpc
+from archiver.sources import grpc as grpc_source
 from archiver.sources.grpc import SERVICE, GrpcSource
 from archiver.sources.wire import transport_pb2 as wire
 from tests.harness.process import SLACK_SECS
@@ -436,6 +437,82 @@ def test_a_push_whose_deadline_has_passed_is_not_archived(source: GrpcSource) ->
     assert source.take(0.5) == ()
     patient.close()
     hasty.close()
+
+
+# --- connections ------------------------------------------------------------------------------
+
+
+class Peer:
+    """A sender's end of one HTTP/2 connection, which answers nothing by itself."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = socket.create_connection(("127.0.0.1", port))
+        self._connection.settimeout(60)
+        self._frames = self._connection.makefile("rb")
+        self._connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b""))
+
+    def ping(self) -> None:
+        self._connection.sendall(_frame(6, 0, 0, bytes(8)))
+
+    def frames(self) -> Iterator[tuple[int, int, bytes]]:
+        """Kind, flags and body of each frame, until the other side closes."""
+        while len(head := self._frames.read(9)) == 9:
+            yield head[3], head[4], self._frames.read(int.from_bytes(head[:3], "big"))
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+
+def test_a_sender_that_pings_without_end_is_sent_away(source: GrpcSource) -> None:
+    """Keepalive limits: GOAWAY with ENHANCE_YOUR_CALM; a few pings are answered."""
+    with Peer(source.port or 0) as peer:
+        for _ in range(20):
+            peer.ping()
+        kinds = [(kind, body) for kind, _, body in peer.frames()]
+    (goaway,) = (body for kind, body in kinds if kind == 7 and int.from_bytes(body[4:8], "big") == 11)
+    assert b"too_many_pings" in goaway
+    assert any(kind == 6 for kind, _ in kinds)
+
+
+def test_a_sender_may_ping_a_connection_without_calls_as_often_as_the_docs_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Keepalive limits: here every 10 ms, and it pings every 50."""
+    monkeypatch.setattr(grpc_source, "_PING_SECS_MIN", 0.01)
+    with listening() as source, Peer(source.port or 0) as peer:
+        for _ in range(20):
+            peer.ping()
+            time.sleep(0.05)
+        answers = 0
+        for kind, flags, _ in peer.frames():
+            assert kind != 7
+            answers += kind == 6 and flags == 1
+            if answers == 20:
+                break
+    assert answers == 20
+
+
+def test_a_connection_whose_other_end_is_gone_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keepalive: a ping that nobody answers, as after a cut cable. Here after half a second, not 80."""
+    monkeypatch.setattr(grpc_source, "_KEEPALIVE_SECS", 0.3)
+    monkeypatch.setattr(grpc_source, "_KEEPALIVE_ANSWER_SECS", 0.2)
+    with listening() as source, Peer(source.port or 0) as gone:
+        frames = list(gone.frames())  # ends when the listener closes the connection
+        assert any(kind == 6 and not flags for kind, flags, _ in frames)
+        lively = Sender(source)
+        assert lively.push(b"a") == 1
+        lively.channel.close()
+
+
+def test_a_connection_carries_a_bounded_number_of_calls_at_once(source: GrpcSource) -> None:
+    with Peer(source.port or 0) as peer:
+        settings = next(body for kind, flags, body in peer.frames() if kind == 4 and not flags)
+    pairs = [settings[at : at + 6] for at in range(0, len(settings), 6)]
+    told = {int.from_bytes(pair[:2], "big"): int.from_bytes(pair[2:], "big") for pair in pairs}
+    assert told[3] == 256
 
 
 # --- start and stop ---------------------------------------------------------------------------
