@@ -53,8 +53,8 @@ def settings_for(kafka: KafkaServer, topic: str, more: Mapping[str, Any] | None 
             "drain_timeout_secs": 20,
             "session_timeout_ms": 6000,
         },
-        "buffer": {"flush_age_secs": 1},
-        "archive": {"roll_interval_secs": 2},
+        "buffer": {"flush_age_secs": 0.5},
+        "archive": {"roll_interval_secs": 1},
     }
     settings = merged(base, more or {})
     if settings["kafka"].get("group_protocol") == "consumer":
