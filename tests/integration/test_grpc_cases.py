@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 import pytest
+import yaml
 import zstandard
 from google.protobuf import json_format
 
@@ -25,6 +26,7 @@ from archiver.sources.wire import transport_pb2 as wire
 from tests.harness.archive import Archive, compare, segment
 from tests.harness.daemon import Daemon, merged, wait_until
 from tests.harness.fault_proxy import s3_error
+from tests.harness.kafka import KafkaServer
 from tests.harness.process import SLACK_SECS, free_port
 from tests.integration.cases import blocked_route, value
 from tests.integration.conftest import MakeDaemon
@@ -496,3 +498,45 @@ def test_the_pages_call_by_hand_names_what_reflection_shows(make_daemon: MakeDae
         assert wire.PushResponse.FromString(call(request, timeout=60)).accepted == 1
     assert daemon.stop() == 0
     assert [file.lines for file in daemon.archive()["acme"]] == [[b'{"_org_id":"acme"}']]
+
+
+# --- configurations ---------------------------------------------------------------------------
+
+
+def config(name: str) -> dict[str, Any]:
+    """One of the repository's configurations."""
+    loaded: dict[str, Any] = yaml.safe_load((ROOT / "config" / name).read_text())
+    return loaded
+
+
+def test_mesh_yaml_takes_pushes_into_its_store(make_daemon: MakeDaemon, make_side: MakeSide) -> None:
+    """`config/mesh.yaml` as it is, but for addresses and the spool's place."""
+    side = make_side("s3")
+    here = {"grpc": {"listen": f"127.0.0.1:{free_port()}"}}
+    settings = merged(with_store(config("mesh.yaml"), side), here)
+    del settings["buffer"]["spool_dir"]
+    daemon = make_daemon(settings).start()
+    records = [(f"org-{n % 3}", value(f"org-{n % 3}", n)) for n in range(30)]
+    with Sender(port_of(daemon)) as sender:
+        assert sender.send([record for _, record in records]) == 30
+    assert daemon.stop() == 0
+    comparison = compare(by_org(records), side.archive())
+    assert comparison.exact, comparison
+
+
+def test_slim_yaml_archives_a_topic(kafka: KafkaServer, topic: str, make_daemon: MakeDaemon) -> None:
+    """`config/slim.yaml` as it is, but for brokers, topic and places: one route, by topic alone."""
+    kafka.create_topic(topic)
+    values = [value(f"org-{n % 3}", n) for n in range(30)]
+    kafka.produce(topic, values)
+    settings = merged(
+        config("slim.yaml"), {"kafka": {"brokers": kafka.bootstrap, "topics": [topic], "group_id": topic}}
+    )
+    del settings["buffer"]["spool_dir"], settings["archive"]["destination"]
+    daemon = make_daemon(settings).start()
+    wait_until(lambda: daemon.metrics().total("records_consumed_total") == 30, 20, "all taken")
+    assert daemon.stop() == 0
+    archive = daemon.archive()
+    assert archive.keys() == {topic}
+    assert lines_of(archive) == Counter(values)
+    assert kafka.lag(topic, topic) == 0
