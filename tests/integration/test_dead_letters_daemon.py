@@ -256,12 +256,12 @@ class Denied:
             AclBinding(*self._where, *self._who, AclPermissionType.DENY),
         ]
         for done in kafka.admin.create_acls(rules).values():
-            done.result(20)
+            done.result(60)
 
     def end(self) -> None:
         rule = AclBindingFilter(*self._where, *self._who, AclPermissionType.DENY)
         for done in self._kafka.admin.delete_acls([rule]).values():
-            done.result(20)
+            done.result(60)
 
 
 def as_the_user(kafka: KafkaServer, topic: str) -> dict[str, Any]:
