@@ -49,7 +49,8 @@ def _findings(settings: Settings) -> Iterator[Finding]:
     if settings.transport == "kafka":
         from archiver.sources.kafka_check import look
 
-        for ok, what, detail in look(settings.kafka, (settings.dlq.topic,), BROKER_SECS):
+        excluded = (settings.dlq.topic,)
+        for ok, what, detail in look(settings.kafka, excluded, BROKER_SECS, settings.roll_interval_secs):
             yield Finding(ok, what, detail)
 
 

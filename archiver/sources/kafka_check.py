@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import confluent_kafka as ck
+from confluent_kafka.admin import AdminClient
 
 from archiver.domain.batch import TopicPartition
 from archiver.settings.models import Kafka
-from archiver.sources.kafka_client import connection_properties
+from archiver.sources.kafka_client import admin_properties, connection_properties
+from archiver.sources.kafka_retention import retention_secs
 from archiver.sources.kafka_topics import Selection
 from archiver.sources.kafka_trouble import way_out
 
@@ -32,9 +34,12 @@ _NONE = "there is none to archive: see kafka.topics, and kafka.topic_include, wh
 
 
 def look(
-    kafka: Kafka, excluded_topics: Collection[str], timeout_secs: float
+    kafka: Kafka, excluded_topics: Collection[str], timeout_secs: float, roll_interval_secs: float = 0.0
 ) -> Iterator[tuple[bool, str, str]]:
-    """Findings as (fine, what, detail); stops at the first that makes the rest pointless."""
+    """Findings as (fine, what, detail); stops at the first that makes the rest pointless.
+
+    A topic that keeps its records for less than two of `roll_interval_secs` is none to archive from.
+    """
     quiet = logging.getLogger("librdkafka.check")
     quiet.addHandler(logging.NullHandler())
     quiet.propagate = False
@@ -57,7 +62,13 @@ def look(
             yield False, "broker", f"{brokers} {kept}: {_why(errors)}"
             return
         yield True, "broker", f"{brokers} answers: {len(listed.brokers)} brokers, {len(listed.topics)} topics"
-        yield from _topics_and_group(kafka, consumer, listed, excluded_topics, timeout_secs)
+        selection = Selection.of(kafka.topics, kafka.topic_include, kafka.topic_exclude, excluded_topics)
+        there = {name for name, topic in listed.topics.items() if topic.error is None}
+        chosen = selection.among(there)
+        yield from _topics_and_group(kafka, consumer, listed, there, chosen, timeout_secs)
+        if chosen:
+            admin = AdminClient(admin_properties(kafka), logger=quiet)
+            yield _retention(retention_secs(admin, chosen, timeout_secs), chosen, roll_interval_secs)
     finally:
         consumer.close()
 
@@ -88,12 +99,14 @@ def _why(errors: Sequence[ck.KafkaError]) -> str:
 
 
 def _topics_and_group(
-    kafka: Kafka, consumer: Any, listed: Any, excluded_topics: Collection[str], timeout_secs: float
+    kafka: Kafka,
+    consumer: Any,
+    listed: Any,
+    there: Collection[str],
+    chosen: Collection[str],
+    timeout_secs: float,
 ) -> Iterator[tuple[bool, str, str]]:
-    selection = Selection.of(kafka.topics, kafka.topic_include, kafka.topic_exclude, excluded_topics)
-    there = {name for name, topic in listed.topics.items() if topic.error is None}
-    chosen = selection.among(there)
-    missing = sorted(set(kafka.topics) - there)
+    missing = sorted(set(kafka.topics).difference(there))
     if missing:
         yield False, "topics", f"missing: {', '.join(missing)} (the archiver waits for them, it creates none)"
     if not chosen:
@@ -108,6 +121,41 @@ def _topics_and_group(
         return
     begun = sum(1 for place in told if place.offset >= 0)
     yield True, "group", f"{kafka.group_id} has committed offsets for {begun} of {len(partitions)} partitions"
+
+
+def _retention(
+    told: Mapping[str, float | None], chosen: Collection[str], roll_interval_secs: float
+) -> tuple[bool, str, str]:
+    """Whether the broker keeps records for long enough to archive them."""
+    secs = {topic: known for topic, known in told.items() if known is not None}
+    short = sorted(topic for topic, known in secs.items() if known < 2 * roll_interval_secs)
+    if short:
+        return (
+            False,
+            "retention",
+            (
+                f"{_some(short)}: records are kept for less than two of archive.roll_interval_secs="
+                f"{roll_interval_secs:g}, so Kafka may delete what is not archived: raise retention.ms"
+            ),
+        )
+    parts = []
+    if secs:
+        least = min(secs, key=lambda topic: secs[topic])
+        parts.append(f"records are kept for {_time(secs[least])} at least ({least})")
+    elif told:
+        parts.append("no topic deletes by time")
+    if untold := len(set(chosen) - set(told)):
+        parts.append(
+            f"not told by {untold} of {len(chosen)} topics: allow DescribeConfigs, or no alert sees it end"
+        )
+    return True, "retention", "; ".join(parts)
+
+
+def _time(secs: float) -> str:
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if secs >= 2 * size:
+            return f"{secs / size:.3g} {unit}"
+    return f"{secs:g} s"
 
 
 def _some(names: list[str], most: int = 5) -> str:

@@ -31,7 +31,7 @@ def kept(
     It needs DescribeConfigs on the topics: one whose settings may not be read did not answer.
     """
     retentions = retention_secs(admin, {partition.topic for partition in partitions}, timeout_secs)
-    ours = {p: retentions[p.topic] for p in partitions if p.topic in retentions}
+    ours = {p: secs for p in partitions if (secs := retentions.get(p.topic)) is not None}
     if not ours:
         return {}
     asked = {share: _ask(admin, ours, share, now_unix, timeout_secs) for share in SHARES}
@@ -40,22 +40,23 @@ def kept(
     return {p: known for p, known in found.items() if known is not None}
 
 
-def retention_secs(admin: AdminClient, topics: Collection[str], timeout_secs: float) -> dict[str, float]:
-    """`retention.ms` of each topic that deletes by time and may be asked."""
+def retention_secs(
+    admin: AdminClient, topics: Collection[str], timeout_secs: float
+) -> dict[str, float | None]:
+    """`retention.ms` of each topic that may be asked; None of one that deletes nothing by time."""
     resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in sorted(topics)]
     if not resources:
         return {}
     answers = admin.describe_configs(resources, request_timeout=timeout_secs)
     wait(answers.values(), timeout_secs + 1.0)
-    found: dict[str, float] = {}
-    for resource, future in answers.items():
-        settings = answer_of(future)
-        if settings is None or "delete" not in _value(settings, "cleanup.policy"):
-            continue
-        retention_ms = int(_value(settings, "retention.ms") or -1)
-        if retention_ms > 0:
-            found[resource.name] = retention_ms / 1000
-    return found
+    told = {resource.name: answer_of(future) for resource, future in answers.items()}
+    return {topic: _retention_secs(settings) for topic, settings in told.items() if settings is not None}
+
+
+def _retention_secs(settings: Mapping[str, Any]) -> float | None:
+    retention_ms = int(_value(settings, "retention.ms") or -1)
+    by_time = "delete" in _value(settings, "cleanup.policy") and retention_ms > 0
+    return retention_ms / 1000 if by_time else None
 
 
 def _value(settings: Mapping[str, Any], name: str) -> str:

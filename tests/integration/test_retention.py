@@ -11,6 +11,8 @@ import pytest
 from archiver.domain.batch import TopicPartition
 from archiver.events import RetentionNear
 from archiver.ports import Kept
+from archiver.settings.models import Kafka
+from archiver.sources.kafka_check import look
 from archiver.sources.kafka_retention import SHARES, kept
 from tests.harness.daemon import wait_until
 from tests.harness.kafka import KafkaServer
@@ -74,6 +76,26 @@ def test_topics_that_keep_everything_or_are_not_there_have_no_time_left(
     partitions = {TopicPartition(f"{topic}-{name}", 0) for name in names}
     known = kept(kafka.admin, partitions, time.time(), ANSWER_SECS)
     assert known == {TopicPartition(f"{topic}-empty", 0): Kept(HOUR, ())}
+
+
+def test_check_says_for_how_long_records_are_kept_and_refuses_what_is_too_short(
+    kafka: KafkaServer, topic: str
+) -> None:
+    """[O1]: before the first record is lost. Two roll intervals are the least that can work."""
+    for name, retention_ms in (("week", 604_800_000), ("minutes", 599_000), ("ever", -1)):
+        kafka.create_topic(f"{topic}-{name}", config={"retention.ms": str(retention_ms)})
+
+    def said(*names: str) -> tuple[bool, str]:
+        topics = tuple(f"{topic}-{name}" for name in names)
+        found = list(look(Kafka(brokers=(kafka.bootstrap,), topics=topics), (), ANSWER_SECS, 300.0))
+        ((fine, text),) = [(fine, text) for fine, what, text in found if what == "retention"]
+        return fine, text
+
+    assert said("week", "ever") == (True, f"records are kept for 7 d at least ({topic}-week)")
+    assert said("ever") == (True, "no topic deletes by time")
+    fine, text = said("week", "minutes")
+    assert not fine
+    assert text.startswith(f"{topic}-minutes: records are kept for less than two of archive.roll_interval")
 
 
 def test_a_record_that_the_broker_may_soon_delete_is_told_in_seconds_until_it_is_archived(
