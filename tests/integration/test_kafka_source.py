@@ -587,7 +587,7 @@ def test_with_a_frozen_broker_everything_keeps_its_time_and_recovery_is_said(
             member.turn()
             slowest = max(slowest, time.monotonic() - turned)
             told = member.source.ready() or ""
-        assert slowest < 4.0  # an answer of the broker is waited for longer than that
+        assert slowest < SLACK_SECS
         (trouble, *_) = member.said(BrokerTrouble)
         assert "kafka.brokers" in trouble.way_out
     finally:
