@@ -17,7 +17,7 @@ export VENV
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r t d; do printf '  make %-18s %s\n' "$$t" "$$d"; done
 
-$(READY): deploy/requirements/dev.txt .ci/setup-python
+$(READY): deploy/requirements/dev.txt .ci/setup-python pyproject.toml $(wildcard archiver/native/*.[ch])
 	@.ci/setup-python
 
 setup: $(READY) ## Python packages and the programs that the tests use; instant when nothing changed

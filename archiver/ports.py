@@ -359,7 +359,10 @@ class Writers(Protocol):
     """Threads that compress and append. Commands for one file are carried out in order."""
 
     def append(self, file_id: int, chunk: int, lines: list[bytes]) -> None:
-        """Append runs of lines as one frame, a newline behind each; creates the file. Answer: FrameWritten or WriteFailed."""
+        """Append runs of lines as one frame, a newline behind each; creates the file.
+
+        Answer: FrameWritten or WriteFailed.
+        """
         ...
 
     def seal(self, file_id: int) -> None:

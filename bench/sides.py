@@ -150,7 +150,12 @@ def archiver(
 def bench_settings(topic: Topic, group: str) -> dict[str, Any]:
     """The defaults, but for a stop that may take as long as it needs, and one file per route."""
     return {
-        "kafka": {"brokers": topic.bootstrap, "topics": [topic.name], "group_id": group},
+        "kafka": {
+            "brokers": topic.bootstrap,
+            "topics": [topic.name],
+            "group_id": group,
+            "max_poll_interval_ms": 900_000,  # a stop must be shorter
+        },
         "archive": {"roll_interval_secs": 3600},
         "shutdown_timeout_secs": 600,
         "log": {"level": "warning"},

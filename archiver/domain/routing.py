@@ -10,9 +10,11 @@ from n records are one each.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import repeat
 from operator import attrgetter, contains, itemgetter
 from typing import Any, Literal, NamedTuple
@@ -21,6 +23,7 @@ import msgspec
 
 from archiver.domain.batch import RecordBatch
 from archiver.domain.keys import encode_segment
+from archiver.native import native
 
 Reason = Literal["missing", "null", "empty", "not_scalar", "not_object", "invalid_json", "invalid_utf8"]
 """Why a record went to the default segment: the closed list behind `default_routed_total`."""
@@ -45,6 +48,9 @@ CACHE_ENTRIES_MAX = 200_000
 CACHE_BYTES_MAX = 32 << 20
 """Bounds of the tables from field values to routes, over all topics: neither hostile values nor many
 topics may grow them."""
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_@$#:-]+")
+"""Field names without dots (a path) and without anything that JSON writes in more than one way."""
 
 _NEWLINE = ord("\n")
 _OPENING, _CLOSING = {ord("{")}, {ord("}")}
@@ -255,10 +261,14 @@ class Router:
     """Compiled `routing.*` settings.
 
     `fields` are dotted paths; empty means topic mode, which never looks into a record. Without a
-    topic (gRPC) a route starts with the field values.
+    topic (gRPC) a route starts with the field values. Unless not `compiled`, where it has been built and
+    the settings are ones it knows, the compiled grouper does the work and asks here what it is not sure of.
     """
 
-    def __init__(self, fields: Sequence[str], default_segment: str, *, with_topic: bool) -> None:
+    def __init__(
+        self, fields: Sequence[str], default_segment: str, *, with_topic: bool, compiled: bool = True
+    ) -> None:
+        self._grouped = _Grouped.by(fields, self._resolve_for) if compiled else None
         self._columns = _Columns([tuple(name.split(".")) for name in fields]) if fields else None
         self._default = encode_segment(default_segment)
         self._with_topic = with_topic
@@ -267,7 +277,9 @@ class Router:
 
     def route_batch(self, batch: RecordBatch) -> Routed:
         """The batch's records by route; within a route they stay in order."""
-        values, offsets = batch.values, batch.offsets
+        if self._grouped is not None:
+            return self._grouped.route_batch(batch)
+        values, offsets = list(batch.values), batch.offsets
         routed = Routed(records=len(values))
         if None in values:
             kept = [pair for pair in zip(values, offsets, strict=True) if pair[0] is not None]
@@ -281,6 +293,13 @@ class Router:
         """The route of a single record."""
         routes = self._routes_of(topic)
         return routes[self._columns.key(value) if self._columns else ()]
+
+    def _resolve_for(self, topic: str, text: bytes | None, value: bytes) -> tuple[str, Reason | None]:
+        """The route of one record, by its field's JSON text or, where that is None, by the whole value."""
+        key: Key = ()
+        if self._columns is not None:
+            key = self._columns.key(value) if text is None else text
+        return self._resolve(encode_segment(topic) if self._with_topic else None, key)
 
     def _route(self, topic: str, values: Sequence[bytes], offsets: Sequence[int], routed: Routed) -> None:
         routed.multiline = _multiline(values)
@@ -331,6 +350,50 @@ class Router:
         if isinstance(text, _Defaulted):
             return self._default, text.reason
         return encode_segment(text), None
+
+
+class _Grouped:
+    """Routes with a compiled grouper for each topic.
+
+    It knows a single top-level field whose name stands in JSON as it is, and no field at all.
+    """
+
+    def __init__(
+        self, field: bytes | None, resolve: Callable[[str, bytes | None, bytes], tuple[str, Reason | None]]
+    ) -> None:
+        self._native: Any = native
+        self._field = field
+        self._resolve = resolve
+        self._groupers: dict[str, Any] = {}
+        self._seed = hash("routes") % (1 << 64)
+        """Python's own is random in each process: nobody can make values that collide in the tables."""
+        self._cached = _Cached()
+
+    @classmethod
+    def by(
+        cls,
+        fields: Sequence[str],
+        resolve: Callable[[str, bytes | None, bytes], tuple[str, Reason | None]],
+    ) -> _Grouped | None:
+        """None where it cannot do what the fields ask for, or has not been built."""
+        if native is None or len(fields) > 1 or not all(_PLAIN_NAME.fullmatch(name) for name in fields):
+            return None
+        return cls(fields[0].encode() if fields else None, resolve)
+
+    def route_batch(self, batch: RecordBatch) -> Routed:
+        """As `Router.route_batch`."""
+        topic = batch.partition.topic
+        grouper = self._groupers.get(topic)
+        if grouper is None:
+            resolve = partial(self._resolve, topic)
+            grouper = self._groupers[topic] = self._native.Grouper(self._field, resolve, Slice, self._seed)
+        kept, kept_bytes = grouper.kept, grouper.kept_bytes
+        slices, tombstones, multiline, reasons = grouper.group(batch.values, batch.offsets)
+        self._cached.entries += grouper.kept - kept
+        self._cached.size_bytes += grouper.kept_bytes - kept_bytes
+        if self._cached.too_much:  # as in `Router`
+            self._groupers, self._cached = {}, _Cached()
+        return Routed(slices, len(batch.values), tombstones, multiline, Counter(reasons))
 
 
 def _text(value: Key) -> str | _Defaulted:

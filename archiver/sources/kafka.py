@@ -22,8 +22,8 @@ from archiver.ports import BrokerView, Clock, Emit, PartitionListener
 from archiver.settings.models import Kafka
 from archiver.sources.kafka_assignment import Assignment
 from archiver.sources.kafka_client import admin_properties, consumer_properties, is_eager
-from archiver.sources.kafka_columns import batches, split_events
 from archiver.sources.kafka_commits import Commits
+from archiver.sources.kafka_feed import make_feed
 from archiver.sources.kafka_lookout import Carried, Lookout
 from archiver.sources.kafka_offsets import our_partitions, replaced, wait_until_committed
 from archiver.sources.kafka_partitions import Partitions
@@ -31,10 +31,8 @@ from archiver.sources.kafka_starts import Starts
 from archiver.sources.kafka_topics import Selection, Subscription
 from archiver.sources.kafka_trouble import FATAL, Trouble, way_out
 
-TAKE_RECORDS = 1_000
-"""More leave the processor's cache: 5,000 and above cost 10–25 %."""
 TAKE_SECS_MAX = 0.05
-"""`consume` waits for all it was asked for, so the last records of a burst wait this long."""
+"""The client waits for all it was asked for, so the last records of a burst wait this long."""
 PREFETCH_BYTES_MAX = 64 << 20
 LEARN_SECS = 1.0
 REPLACED_ANSWER_SECS = 1.0
@@ -82,8 +80,11 @@ class KafkaSource:
         """
         kafka, callbacks = self._kafka, {"error_cb": self._on_error, "on_commit": self._on_commit}
         properties = consumer_properties(kafka, self._prefetch_bytes_max)
+        self._feed = make_feed(properties)
+        properties |= self._feed.properties()
         try:
             self._consumer = ck.Consumer(properties | callbacks, logger=self._logger)
+            self._feed.open(self._consumer)
             self._admin = AdminClient(
                 admin_properties(kafka) | {"error_cb": self._trouble.failed}, logger=self._logger
             )
@@ -92,7 +93,7 @@ class KafkaSource:
         self._listener = listener
         self._commits = Commits(self._consumer, listener, self._clock)
         self._starts = Starts(self._consumer, self._admin, kafka.auto_offset_reset)
-        assignment = Assignment(self._consumer, eager=is_eager(properties))
+        assignment = Assignment(self._consumer, self._feed.attach, eager=is_eager(properties))
         self._partitions = Partitions(
             assignment, self._starts, self._commits, listener, self._emit, self._clock
         )
@@ -115,15 +116,13 @@ class KafkaSource:
         self._notice_joining()
         self._taking = True
         try:
-            messages = self._consumer.consume(TAKE_RECORDS, min(timeout_secs, TAKE_SECS_MAX))
+            taken, events = self._feed.take(self._partitions.active, min(timeout_secs, TAKE_SECS_MAX))
         except ck.KafkaException as error:
             raise SourceFatalError(f"the Kafka client cannot go on: {error}") from error
         # An error from here on leaves `_taking` set: the client counts as passed what nobody was given.
         self._raise_if_dead()
-        records, events = split_events(messages)
         for event in events:
             self._notice(event)
-        taken = batches(records, self._partitions.active)
         self._partitions.handed_out(taken)
         self._taking = False
         return taken
@@ -218,6 +217,7 @@ class KafkaSource:
 
     def _leave(self) -> None:
         with self._died:
+            self._feed.close()
             self._consumer.close()
 
     def _raise_if_dead(self) -> None:

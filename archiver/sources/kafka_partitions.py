@@ -88,7 +88,7 @@ class Partitions:
     def handed_out(self, batches: Iterable[RecordBatch]) -> None:
         """Keep where each partition goes on."""
         for batch in batches:
-            self._assignment.passed(batch.partition, batch.offsets[-1] + 1)
+            self._assignment.passed(batch.partition, batch.offsets[0], batch.offsets[-1] + 1)
 
     def unreadable(
         self, partition: TopicPartition, offset: int, rewritten: Literal["log_truncated"] | None

@@ -34,6 +34,13 @@ def modules() -> int:
     return len(names)
 
 
+def compiled_part() -> None:
+    """Without it the archiver works, slower: no image should."""
+    from archiver.native import native
+
+    assert native is not None, "the first stage needs a C compiler and Python's headers"
+
+
 def codecs() -> None:
     """One frame of each."""
     from archiver.codecs import CODECS
@@ -84,6 +91,7 @@ def weight() -> int:
 def main() -> None:
     """Ends with an error where something is missing."""
     imported = modules()
+    compiled_part()
     codecs()
     clients()
     print(f"complete: {imported} modules, {certificates()} authorities, Python {sys.version.split()[0]}")

@@ -52,6 +52,7 @@ from archiver.ports import (
 )
 from archiver.settings.models import Kafka
 from archiver.sources.kafka import KafkaSource
+from archiver.sources.kafka_feed import ConsumedFeed
 from archiver.uploads import (
     BACKOFF_SECS_MAX,
     BACKOFF_SECS_MIN,
@@ -293,6 +294,8 @@ def test_records_that_an_error_took_away_again_are_not_passed() -> None:
     source._lookout.stop(0.0)
     source._partitions.readable = [ck.TopicPartition("t", 0)]
     source._partitions.active.add(P)
+    source._feed = ConsumedFeed()
+    source._feed.open(cast(Any, Client()))
     source._consumer = cast(Any, Client())
     with pytest.raises(SourceFatalError):
         source.take(0.0)

@@ -34,7 +34,8 @@ class Group:
         self.now = 0.0
         me = cast(Any, self)
         commits = Commits(me, me, me)
-        self.partitions = Partitions(Assignment(me, eager=eager), me, commits, me, self.events.append, me)
+        assignment = Assignment(me, lambda _: None, eager=eager)
+        self.partitions = Partitions(assignment, me, commits, me, self.events.append, me)
 
     # the client
     def assign(self, partitions: list[Any]) -> None:

@@ -1,0 +1,73 @@
+"""What the compiled part offers. The C sources beside this file say how."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+@final
+class Values:
+    """Values of a run of messages of one partition: `bytes`, or None for a tombstone."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> bytes | None: ...
+
+@final
+class Offsets:
+    """Offsets of the same run."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> int: ...
+
+class Grouper:
+    """Sorts batches of one topic's values by the route that their field leads to.
+
+    `field` is the name of a top-level field as it stands in JSON without escapes; None puts everything
+    on one route. `resolve(text, value)` tells the route and, where a default stands in it, why: `text` is
+    the field's JSON text (`b""` where it is missing, one byte of an object or array), or None where the
+    record is not plainly an object and the value has to be looked at. Texts are asked for once.
+    """
+
+    kept: int
+    """Field values and routes it knows, and below the bytes of their texts: the caller's to bound."""
+    kept_bytes: int
+
+    def __init__(
+        self,
+        field: bytes | None,
+        resolve: Callable[[bytes | None, bytes], tuple[str, str | None]],
+        slice_type: type[tuple[Any, ...]],
+        seed: int,
+    ) -> None: ...
+    def group(
+        self, values: list[bytes | None] | Values, offsets: Sequence[int] | Offsets
+    ) -> tuple[list[Any], int, int, dict[str, int]]:
+        """`(slices, tombstones, values with a newline, {reason: records})`; a slice is
+        `slice_type(route, lines, first offset, last offset, records)`."""
+
+class Feed:
+    """A queue of a client's from which runs of messages are taken.
+
+    Make the feed, then, on the same thread, the client with this file as `plugin.library.paths`, then `open`
+    it.
+    """
+
+    def __init__(self) -> None: ...
+    def open(self, consumer: object) -> None: ...
+    def attach(self, topic: str, partition: int) -> None:
+        """What the client fetches of this partition comes here; to be called before it is assigned."""
+
+    def take(
+        self, most: int, timeout_ms: int
+    ) -> tuple[list[tuple[str, int, Values, Offsets]], list[tuple[int, str, str | None, int, int]]]:
+        """Runs of messages, each of one partition, and events `(code, text, topic, partition, offset)`."""
+
+    def close(self) -> None:
+        """Let go of the queue, before the client is closed."""
+
+def scan(value: bytes, field: bytes) -> bytes | None:
+    """The field's JSON text as `Grouper` sees it: `b""` where it is missing, None where it is not sure."""
+
+def load_client(path: str) -> None:
+    """Look up librdkafka's functions in a library that is loaded (or one that it depends on).
+
+    Raises `ImportError` where they are not there.
+    """

@@ -1,0 +1,50 @@
+/* archiver.native._native: the parts of the hot path that Python is too slow for. `docs/decisions/` says why, and
+ * `archiver/native/_native.pyi` what it offers. Without it the archiver does the same in Python. */
+
+#include "python.h"
+#include "messages.h"
+#include "scan.h"
+#include "grouper.h"
+
+static PyObject *scan(PyObject *module, PyObject *args) {
+    (void)module;
+    const char *value, *name;
+    Py_ssize_t length, name_length;
+    if (!PyArg_ParseTuple(args, "y#y#", &value, &length, &name, &name_length)) return NULL;
+    const unsigned char *token = NULL;
+    size_t token_length = 0;
+    switch (scan_field(
+        (const unsigned char *)value, (size_t)length, (const unsigned char *)name, (size_t)name_length, &token,
+        &token_length)) {
+        case SCAN_FOUND:
+            return PyBytes_FromStringAndSize((const char *)token, (Py_ssize_t)token_length);
+        case SCAN_MISSING:
+            return PyBytes_FromStringAndSize("", 0);
+        default:
+            Py_RETURN_NONE;
+    }
+}
+
+static PyMethodDef module_methods[] = {
+    {"scan", scan, METH_VARARGS, "scan(value, field) -> the field's JSON text, b'' if missing, None if unsure"},
+    {"load_client", load_client, METH_O, "load_client(path): look up librdkafka in a library that is loaded"},
+    {NULL}};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "_native", "The parts of the hot path that Python is too slow for.", -1, module_methods};
+
+static PyTypeObject *add_type(PyObject *into, PyType_Spec *spec, const char *name) {
+    PyObject *type = PyType_FromSpec(spec);
+    if (type && PyModule_AddObjectRef(into, name, type) < 0) Py_CLEAR(type);
+    return (PyTypeObject *)type;
+}
+
+PyMODINIT_FUNC PyInit__native(void) {
+    PyObject *made = PyModule_Create(&module);
+    if (!made) return NULL;
+    if (!(values_type = add_type(made, &Values_spec, "Values")) ||
+        !(offsets_type = add_type(made, &Offsets_spec, "Offsets")) || !add_type(made, &Feed_spec, "Feed") ||
+        !add_type(made, &Grouper_spec, "Grouper"))
+        Py_CLEAR(made);
+    return made;
+}

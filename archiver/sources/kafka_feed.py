@@ -1,0 +1,143 @@
+"""Where the source's records come from: runs of messages, as columns, and the errors between them.
+
+With the compiled part each partition's queue leads into one of our own, from which it takes runs without
+an object a message; the client's own queue then brings only callbacks and errors. Both kinds of
+queue drop what an assignment, a seek or a pause has made stale, by the same rules of librdkafka's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import confluent_kafka as ck
+from confluent_kafka import cimpl
+
+from archiver.domain.batch import RecordBatch, TopicPartition
+from archiver.native import native
+from archiver.sources.kafka_columns import batches, split_events
+
+TAKE_RECORDS = 1_000
+"""More leave the processor's cache: 5,000 and above cost 10–25 %."""
+PLUGINS = "plugin.library.paths"
+
+
+class Feed(Protocol):
+    """What the source takes from. All calls come from the source's thread."""
+
+    def properties(self) -> Mapping[str, str]:
+        """What the client has to be made with."""
+        ...
+
+    def open(self, consumer: ck.Consumer) -> None:
+        """The client is there now."""
+        ...
+
+    def attach(self, partitions: Iterable[TopicPartition]) -> None:
+        """All that is assigned, or about to be."""
+        ...
+
+    def take(
+        self, wanted: Container[TopicPartition], timeout_secs: float
+    ) -> tuple[Sequence[RecordBatch], Sequence[Any]]:
+        """Batches of the partitions that are `wanted`, in offset order each, and error events.
+
+        The client's callbacks run inside. Raises `KafkaException`.
+        """
+        ...
+
+    def close(self) -> None:
+        """Before the client is closed."""
+        ...
+
+
+def make_feed(client_properties: Mapping[str, Any]) -> Feed:
+    """The compiled one where it has been built, fits the client, and the user loads no plugins."""
+    if native is None or PLUGINS in client_properties:
+        return ConsumedFeed()
+    try:
+        native.load_client(cimpl.__file__)
+    except ImportError:  # a librdkafka that hides its functions
+        return ConsumedFeed()
+    return NativeFeed(native)
+
+
+class ConsumedFeed:
+    """By the client's `consume`: a Python object a message, then columns."""
+
+    _consumer: ck.Consumer
+
+    def properties(self) -> Mapping[str, str]:
+        """See `Feed`."""
+        return {}
+
+    def open(self, consumer: ck.Consumer) -> None:
+        """See `Feed`."""
+        self._consumer = consumer
+
+    def attach(self, partitions: Iterable[TopicPartition]) -> None:
+        """See `Feed`."""
+
+    def take(
+        self, wanted: Container[TopicPartition], timeout_secs: float
+    ) -> tuple[Sequence[RecordBatch], Sequence[Any]]:
+        """See `Feed`."""
+        records, events = split_events(self._consumer.consume(TAKE_RECORDS, timeout_secs))
+        return batches(records, wanted), events
+
+    def close(self) -> None:
+        """See `Feed`."""
+
+
+class NativeFeed:
+    """By the compiled part: columns at once."""
+
+    def __init__(self, native: Any) -> None:
+        self._plugin = native.__file__
+        self._feed = native.Feed()
+        self._served = ConsumedFeed()
+        self._attached: list[TopicPartition] = []
+
+    def properties(self) -> Mapping[str, str]:
+        """See `Feed`."""
+        return {PLUGINS: self._plugin}
+
+    def open(self, consumer: ck.Consumer) -> None:
+        """See `Feed`."""
+        self._served.open(consumer)
+        self._feed.open(consumer)
+
+    def attach(self, partitions: Iterable[TopicPartition]) -> None:
+        """See `Feed`."""
+        self._attached = list(partitions)
+        self._attach_all()
+
+    def _attach_all(self) -> None:
+        for topic, partition in self._attached:
+            self._feed.attach(topic, partition)
+
+    def take(
+        self, wanted: Container[TopicPartition], timeout_secs: float
+    ) -> tuple[Sequence[RecordBatch], Sequence[Any]]:
+        """See `Feed`. What the client's own queue still has of a partition is older than what ours has."""
+        earlier, events = self._served.take(wanted, 0.0)
+        runs, troubles = self._feed.take(TAKE_RECORDS, int(timeout_secs * 1_000))
+        if not runs:  # nothing ought to have come loose meanwhile; if it has, it does not stay so
+            self._attach_all()
+        taken = [
+            RecordBatch(place, values, offsets)
+            for topic, partition, values, offsets in runs
+            if (place := TopicPartition(topic, partition)) in wanted
+        ]
+        return [*earlier, *taken], [*events, *map(_event, troubles)]
+
+    def close(self) -> None:
+        """See `Feed`."""
+        self._feed.close()
+
+
+def _event(trouble: tuple[int, str, str | None, int, int]) -> Any:
+    """As the client hands it out: a message with an error."""
+    code, text, topic, partition, offset = trouble
+    error = ck.KafkaError(code, text, fatal=code == ck.KafkaError._FATAL)
+    return ck.Message(topic=topic, partition=partition, offset=offset, value=text.encode(), error=error)
