@@ -352,7 +352,7 @@ def _lines_of(raw: bytes) -> Push:
 
 
 def _values_of(raw: bytes) -> Push:
-    records = wire.Batch.FromString(raw).records
+    records = list(wire.Batch.FromString(raw).records)  # each access makes an object anew
     _check_formats(set(map(attrgetter("format"), records)))
     return Values(list(map(attrgetter("payload"), records)))
 
