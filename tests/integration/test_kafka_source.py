@@ -25,6 +25,7 @@ from archiver.events import (
     TopicsChanged,
 )
 from archiver.settings.models import Kafka
+from archiver.sources import kafka_feed
 from archiver.sources.kafka import KafkaSource
 from archiver.sources.kafka_check import look
 from tests.harness.kafka import KafkaServer
@@ -120,6 +121,20 @@ def turn_all(members: list[Member], done: Callable[[], object], secs: float = WA
 Join = Callable[..., Member]
 
 
+both_feeds = pytest.mark.parametrize("feed", ["compiled", "consumed"], indirect=True)
+"""Everywhere else it is the one that has been built."""
+
+
+@pytest.fixture
+def feed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where sources take from: the compiled feed, or the client's `consume`."""
+    if request.param == "consumed":
+        monkeypatch.setattr(kafka_feed, "native", None)
+    elif kafka_feed.native is None:
+        pytest.skip("there is no compiler here")
+    return str(request.param)
+
+
 @pytest.fixture
 def name() -> str:
     return f"source-{uuid.uuid4().hex[:12]}"
@@ -177,6 +192,8 @@ def commit_by_hand(kafka: KafkaServer, group: str, topic: str, offset: int, meta
 # --- records ----------------------------------------------------------------------------------------
 
 
+@both_feeds
+@pytest.mark.usefixtures("feed")
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_every_record_comes_once_in_order_with_tombstones_and_empty_values(
     kafka: KafkaServer, name: str, join: Join, protocol: str
@@ -194,6 +211,8 @@ def test_every_record_comes_once_in_order_with_tombstones_and_empty_values(
     member.until(lambda: kafka.lag(name, name) == 0)
 
 
+@both_feeds
+@pytest.mark.usefixtures("feed")
 def test_c17_compacted_topics_and_aborted_transactions_give_survivors_once_and_lag_0(
     kafka: KafkaServer, name: str, join: Join
 ) -> None:
@@ -222,6 +241,8 @@ def test_c17_compacted_topics_and_aborted_transactions_give_survivors_once_and_l
     assert not member.said(OffsetsSkipped)
 
 
+@both_feeds
+@pytest.mark.usefixtures("feed")
 def test_a_record_larger_than_every_fetch_bound_comes_and_so_does_the_next(
     kafka: KafkaServer, name: str, join: Join
 ) -> None:
@@ -250,6 +271,8 @@ def test_c14_records_deleted_while_down_are_said_and_counted(
     member.until(lambda: kafka.committed(name, name) == {0: 110})
 
 
+@both_feeds
+@pytest.mark.usefixtures("feed")
 def test_records_deleted_before_our_eyes_are_said_too(kafka: KafkaServer, name: str, join: Join) -> None:
     """[D9]: with the client's own reset they would be a log line."""
     kafka.create_topic(name, 1)
@@ -400,6 +423,8 @@ def test_an_added_partition_is_picked_up_and_read_from_its_beginning(
 # --- rebalances -----------------------------------------------------------------------------------------
 
 
+@both_feeds
+@pytest.mark.usefixtures("feed")
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_members_that_come_and_go_hand_out_every_record_and_take_over_at_the_commit(
     kafka: KafkaServer, name: str, join: Join, protocol: str
@@ -432,6 +457,8 @@ def test_members_that_come_and_go_hand_out_every_record_and_take_over_at_the_com
     assert "lost" not in first.kinds()
 
 
+@both_feeds
+@pytest.mark.usefixtures("feed")
 def test_an_eager_assignor_of_the_users_choice_works(kafka: KafkaServer, name: str, join: Join) -> None:
     kafka.create_topic(name, 4)
     kafka.produce(name, of(40))
@@ -452,6 +479,8 @@ def test_an_eager_assignor_of_the_users_choice_works(kafka: KafkaServer, name: s
         assert first.offsets(*partition)[-5:] == list(range(25, 30))
 
 
+@both_feeds
+@pytest.mark.usefixtures("feed")
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_c13_partitions_that_were_paused_over_a_rebalance_flow_again_from_the_commit(
     kafka: KafkaServer, name: str, join: Join, protocol: str
