@@ -14,6 +14,18 @@ from archiver.ports import BrokerView, PartitionListener
 from tests.sim.storage import SimStore
 from tests.sim.world import Record, Violation, World
 
+FAULTS_OF_THE_SOURCE = (
+    "kill",
+    "freeze",
+    "source_fatal",
+    "lose",
+    "revoke",
+    "recreate",
+    "topic_deleted",
+    "topic_returns",
+    "retention",
+)
+
 _offset = attrgetter("offset")
 
 
@@ -43,16 +55,18 @@ class SimBroker:
 
     def produce(self, most: int) -> None:
         """Append records, with gaps, tombstones and transaction markers."""
-        rng = self.world.rng
+        if not self.to_come:
+            return
+        world, draw = self.world, self.world.rng.random
         for _ in range(min(most, self.to_come)):
             self.to_come -= 1
-            partition = rng.choice(self.partitions)
-            offset = self.ends[partition] + (rng.randint(1, 3) if rng.random() < 0.1 else 0)
+            partition = self.partitions[world.below(len(self.partitions))]
+            offset = self.ends[partition] + (1 + world.below(3) if draw() < 0.1 else 0)
             name = f"{partition.topic}:{partition.partition}:{self.ids[partition]}:{offset}"
             value, org = draw_value(self.world, self.orgs, name)
             self.logs[partition].append(Record(partition, offset, value, f"{partition.topic}/{org}"))
             self.ends[partition] = offset + 1
-            if rng.random() < 0.08:
+            if draw() < 0.08:
                 self.ends[partition] += 1
 
     def behind(self, partition: TopicPartition, offset: int, most: int | None = None) -> list[Record]:
@@ -94,11 +108,12 @@ class SimBroker:
 
     def others_work(self) -> None:
         """Other members archive and commit what is theirs."""
-        rng = self.world.rng
+        if len(self.epochs) == len(self.partitions):
+            return
         for partition in self.partitions:
-            if partition in self.epochs or rng.random() < 0.5:
+            if partition in self.epochs or self.world.rng.random() < 0.5:
                 continue
-            part = self.behind(partition, self.committed.get(partition, 0), rng.randint(0, 5))
+            part = self.behind(partition, self.committed.get(partition, 0), self.world.below(6))
             for record in part:
                 if record.value is not None:
                     self.store.put_foreign(record.route, record.value)
@@ -140,15 +155,14 @@ class SimBroker:
 
 def draw_value(world: World, orgs: Sequence[str], name: str) -> tuple[bytes | None, str]:
     """A value that carries its name, and the last segment of its route; one in twenty is a tombstone."""
-    rng = world.rng
-    kind = rng.randrange(20)
+    kind = world.below(20)
     if kind == 0 and world.mode != "pushes":
         return None, "default"
     if kind == 1:
         return f"not json {name}".encode(), "default"
     if kind == 2:
         return f'{{"n":"{name}"}}'.encode(), "default"
-    org = rng.choice(orgs)
+    org = orgs[world.below(len(orgs))]
     if kind == 3 and world.mode != "pushes":
         return f'{{"_org_id":"{org}",\n "n":"{name}"}}'.encode(), org
     return f'{{"_org_id":"{org}","n":"{name}"}}'.encode(), org
@@ -204,24 +218,28 @@ class SimSource:
         if self._in_callback:
             raise Violation("records are taken inside a callback")
         world = self.world
-        world.may_die()
-        freeze(world, self.broker)
-        self.broker.produce(world.rng.randint(0, 8))
+        struck = world.struck(FAULTS_OF_THE_SOURCE)
+        if "kill" in struck:
+            world.die()
+        if "freeze" in struck:
+            freeze(world, self.broker)
+        self.broker.produce(world.below(9))
         self.broker.others_work()
-        self._serve_commit()
-        self._rebalance()
-        if world.chance("source_fatal"):
+        if self._sent is not None:
+            self._serve_commit()
+        self._rebalance(struck)
+        if "source_fatal" in struck:
             raise SourceFatalError("simulated")
         batches = () if self._paused or self._stopped else self._batches()
         world.sleep(0.001 if batches else 1.0 if world.calm else timeout_secs)
         return batches
 
     def _batches(self) -> list[RecordBatch]:
-        rng = self.world.rng
+        world = self.world
         batches = []
         owned = list(self._position)
-        for partition in rng.sample(owned, min(len(owned), rng.randint(0, 2))):
-            records = self.broker.behind(partition, self._position[partition], rng.randint(1, 8))
+        for partition in world.rng.sample(owned, min(len(owned), world.below(3))) if owned else ():
+            records = self.broker.behind(partition, self._position[partition], 1 + world.below(8))
             if records:
                 self._position[partition] = records[-1].offset + 1
                 self.delivered.add(partition)
@@ -246,35 +264,45 @@ class SimSource:
 
     # --- the group ----------------------------------------------------------------------------
 
-    def _rebalance(self) -> None:
+    def _rebalance(self, struck: Collection[str]) -> None:
         world, broker = self.world, self.broker
         self._notice_eviction()
-        if self.owned and world.chance("lose"):
+        if struck:
+            self._suffer(struck)
+        if broker.ids != self._ids:
+            self._notice_topics()
+        if len(broker.epochs) == len(broker.partitions) or self._stopped:
+            return
+        free = [p for p in broker.partitions if p not in broker.epochs and p not in self.owned]
+        if free and (world.calm or world.rng.random() < 0.2):
+            self._assign(world.rng.sample(free, 1 + world.below(len(free))))
+
+    def _suffer(self, struck: Collection[str]) -> None:
+        world, broker = self.world, self.broker
+        if self.owned and "lose" in struck:
             broker.take_away(list(self.owned))
             broker.others_work()
             self._notice_eviction()
-        if self.owned and world.chance("revoke"):
-            self._revoke(world.rng.sample(list(self.owned), world.rng.randint(1, len(self.owned))))
-        if self.owned and world.chance("recreate"):
+        if self.owned and "revoke" in struck:
+            self._revoke(world.rng.sample(list(self.owned), 1 + world.below(len(self.owned))))
+        if self.owned and "recreate" in struck:
             partition = world.rng.choice(list(self.owned))
             if self._is_there(partition):
                 self._recreate(partition)
-        if len(broker.partitions) > 1 and world.chance("topic_deleted"):
+        if len(broker.partitions) > 1 and "topic_deleted" in struck:
             partition = world.rng.choice(broker.partitions)
             world.note(f"deleted {partition}")
             broker.delete(partition)
-        if broker.deleted and world.chance("topic_returns"):
+        if broker.deleted and "topic_returns" in struck:
             self._return(world.rng.choice(list(broker.deleted)))
-        self._notice_topics()
-        if world.chance("retention"):
+        if "retention" in struck:
             self._retain(world.rng.choice(broker.partitions))
-        free = [p for p in broker.partitions if p not in broker.epochs and p not in self.owned]
-        if free and not self._stopped and (world.calm or world.rng.random() < 0.2):
-            self._assign(world.rng.sample(free, world.rng.randint(1, len(free))))
 
     def _notice_eviction(self) -> None:
         """The broker has given ours to others: we learn it now."""
         epochs = self.broker.epochs
+        if epochs == self.owned:
+            return
         gone = [p for p, epoch in self.owned.items() if epochs.get(p) != epoch and self._is_there(p)]
         if gone:
             self._lose(gone)
@@ -384,6 +412,7 @@ class SimSource:
         for partition in gone:
             self.promise_ends(partition)
             self.owned.pop(partition, None)
+            self._ids.pop(partition, None)
             self._position.pop(partition, None)
             self.delivered.discard(partition)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,7 +31,7 @@ class SimInbox:
     def __init__(self, world: World, broker: SimBroker | None) -> None:
         self.world = world
         self._broker = broker
-        self._results: deque[Result] = deque()
+        self._results: list[Result] = []
         self.work: Callable[[], bool] = lambda: False
         self.operate: Callable[[], None] = lambda: None
 
@@ -40,16 +39,17 @@ class SimInbox:
         self._results.append(result)
 
     def drain(self) -> list[Result]:
-        self._work(int(self.world.rng.random() * 5))
+        self._work(self.world.below(5))
         self.operate()
         return self._take()
 
     def wait(self, timeout_secs: float) -> list[Result]:
         self.world.may_die()
         freeze(self.world, self._broker)
-        self._work(self.world.rng.randint(1, 6))
+        self._work(1 + self.world.below(6))
         if not self._results:
-            self.world.sleep(timeout_secs)
+            # a busy machine wakes it late, now and then
+            self.world.sleep(timeout_secs if self.world.rng.random() < 0.6 else 10 * timeout_secs)
             self.work()
         self.operate()
         return self._take()
@@ -60,8 +60,7 @@ class SimInbox:
                 return
 
     def _take(self) -> list[Result]:
-        taken = list(self._results)
-        self._results.clear()
+        taken, self._results = self._results, []
         return taken
 
 
@@ -187,6 +186,8 @@ class Process:
     def _operate(self) -> None:
         """An operator asks for something at any moment, also in a drain."""
         world = self.world
+        if not world.likely:
+            return
         if world.chance("ops_roll"):
             self.request_roll()
         if (
@@ -225,8 +226,9 @@ class Process:
 
     def _work(self) -> bool:
         """One worker, chosen by the seed, does one thing; False where none has anything to do."""
-        first = int(self.world.rng.random() * 3)
-        return any(self._workers[number % 3]() for number in range(first, first + 3))
+        first = self.world.below(3)
+        workers = self._workers
+        return workers[first]() or workers[first - 1]() or workers[first - 2]()
 
     def holds(self, file_id: int) -> bool:
         """Whether offsets of ours wait for this file."""

@@ -80,6 +80,8 @@ def _live(process: Process, most: int) -> tuple[int, bool]:
                 process.ask_to_stop()
             if process.stop_asked_at is not None:
                 break
+            if not archiver.files and _settled(process):
+                return most, True  # nothing is left that a fault could strike
         else:
             if world.endless:
                 _ask_in_trouble(process)
@@ -280,8 +282,9 @@ def _check_turn(process: Process) -> None:
     archiver = process.archiver
     held = spool = 0
     for file in archiver.files.values():
-        held += file.memory
         spool += file.size
+        if file.lines:
+            held += file.memory
         for chunk in file.chunks:
             held += chunk.memory
             spool += chunk.raw_bytes
@@ -290,14 +293,19 @@ def _check_turn(process: Process) -> None:
     if spool != archiver.spool_bytes:
         raise Violation(f"spool is counted as {archiver.spool_bytes} but files hold {spool}")
     bounds = archiver.policy.bounds
-    # leftovers are there before any bound is looked at
     memory_max = bounds.memory_bytes_max + TAKE_BYTES_MAX + FILE_BYTES * TAKE_FILES_MAX
-    adopted = sum(1 for file_id in archiver.files if file_id < 0)
-    if held + FILE_BYTES * (len(archiver.files) - adopted) > memory_max:
-        raise Violation(f"memory of {held} and {len(archiver.files)} files is beyond the bound")
+    files = len(archiver.files)
+    if held + FILE_BYTES * files > memory_max and _beyond(process, held, memory_max):
+        raise Violation(f"memory of {held} and {files} files is beyond the bound")
     spool_max = max(bounds.spool_bytes_max, process.adopted_bytes) + bounds.memory_bytes_max + TAKE_BYTES_MAX
     if spool > spool_max:
         raise Violation(f"spool of {spool} is beyond the bound")
+
+
+def _beyond(process: Process, held: int, memory_max: int) -> bool:
+    """Without those that were there before any bound is looked at."""
+    files = sum(1 for file_id in process.archiver.files if file_id > 0)
+    return held + FILE_BYTES * files > memory_max
 
 
 def _check_end(outside: Outside) -> None:

@@ -24,6 +24,15 @@ from archiver.ports import (
 from archiver.uploads import UploadSchedule
 from tests.sim.world import SpoolFile, Violation, World, frame_size, values_in
 
+OUTCOMES = {
+    "put_transient": "transient",
+    "put_lost_answer": "lost",
+    "put_lies": "lies",
+    "put_refused": "refused",
+    "key_taken": "taken",
+}
+FAULTS_OF_A_PUT = tuple(OUTCOMES)
+
 
 class Holder(Protocol):
     """Who may still count on a file of the spool."""
@@ -110,17 +119,17 @@ class SimWriters:
 
     def turn(self) -> bool:
         """Carry out one command; False where there is none, or the disk stalls."""
-        if self.world.now < self._stalled_until:
+        if not (self._queues[0] or self._queues[1]) or self.world.now < self._stalled_until:
             return False
         if self.world.chance("disk_stalls"):
             self._stalled_until = self.world.now + self.world.rng.uniform(0.5, 4.0)
         return self._carry_out()
 
     def _carry_out(self) -> bool:
-        queues = [queue for queue in self._queues if queue]
-        if not queues:
+        even, odd = self._queues
+        if not (even or odd):
             return False
-        queue = queues[0] if len(queues) == 1 else self.world.rng.choice(queues)
+        queue = odd if not even or (odd and self.world.rng.random() < 0.5) else even
         queue.popleft()()
         return True
 
@@ -232,9 +241,12 @@ class SimUploader:
             in_flight_max=world.rng.randint(1, 4),
         )
         self._running: list[_Attempt] = []
+        self._idle_until = 0.0
+        """Before that there is nothing to begin or to end."""
 
     def submit(self, sealed: SealedFile) -> None:
         self.schedule.add(sealed, self.world.now)
+        self._idle_until = 0.0
 
     def abandon(self, file_id: int) -> None:
         self.schedule.abandon(file_id)
@@ -265,10 +277,17 @@ class SimUploader:
 
     def turn(self) -> bool:
         """Begin an attempt, or let one arrive or end; False where nothing is due."""
+        if self.world.now < self._idle_until or not self.schedule._files:
+            return False
         try:
-            return self._turn()
+            if self._turn():
+                return True
         except OSError as error:
             raise Violation(f"an upload thread dies: {error}") from error
+        now = self.world.now
+        ends = (a.ends_at if a.arrived else a.arrives_at for a in self._running)
+        self._idle_until = min([now + self.schedule.wait_secs(now), *ends])
+        return False
 
     def _turn(self) -> bool:
         now = self.world.now
@@ -280,7 +299,7 @@ class SimUploader:
         due = [a for a in self._running if (a.ends_at if a.arrived else a.arrives_at) <= now]
         if not due:
             return False
-        attempt = due[0] if len(due) == 1 else self.world.rng.choice(due)
+        attempt = due[self.world.below(len(due))]
         if not attempt.arrived:
             self._arrive(attempt)
             return True
@@ -300,16 +319,8 @@ class SimUploader:
                 self._arrive(attempt)
 
     def _outcome(self) -> str:
-        for fault, outcome in (
-            ("put_transient", "transient"),
-            ("put_lost_answer", "lost"),
-            ("put_lies", "lies"),
-            ("put_refused", "refused"),
-            ("key_taken", "taken"),
-        ):
-            if self.world.chance(fault):
-                return outcome
-        return "stored"
+        struck = self.world.struck(FAULTS_OF_A_PUT)
+        return OUTCOMES[next(iter(struck))] if struck else "stored"
 
 
 class SimDeadLetters:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -141,6 +142,8 @@ CROWDS = {
 CROWDED_SHARE = 0.2
 """In so many schedules the faults are one of those crowds."""
 
+FAULTS_OF_TIME = ("clock_jumps", "outage", "disk_full")
+
 ENDLESS_SHARE = 0.15
 """In so many schedules no file closes by age: what must be archived has to be asked for [R2]."""
 
@@ -192,6 +195,7 @@ class World:
             if self.rng.random() < share
         }
         self.mode: Mode = self.rng.choices(("held", "receipt", "pushes"), (70, 12, 18))[0]
+        self._active: dict[tuple[str, ...], list[tuple[str, float]]] = {}
         self.endless = crowd == "requests" or self.rng.random() < ENDLESS_SHARE
         if self.endless:
             self.likely["ops_roll"] = self.rng.uniform(0.001, 0.02)
@@ -228,27 +232,50 @@ class World:
         likely = self.likely.get(fault)
         return likely is not None and self.rng.random() < likely
 
+    def struck(self, faults: tuple[str, ...]) -> Collection[str]:
+        """Which of these strike now; most are not among those of a schedule, and are not looked at."""
+        active = self._active.get(faults)
+        if active is None:
+            active = [(name, self.likely[name]) for name in faults if name in self.likely]
+            self._active[faults] = active
+        if not active:
+            return ()
+        draw = self.rng.random
+        return [name for name, likely in active if draw() < likely]
+
+    def below(self, limit: int) -> int:
+        """A number from 0 to below `limit`: the generator's own way takes three times as long."""
+        return int(self.rng.random() * limit)
+
     def calm_down(self) -> None:
         """The faults stop."""
         self.note("faults stop")
         self.calm = True
         self.likely.clear()
+        self._active.clear()
         self.outage_until = self.full_until = 0.0
 
     def may_die(self) -> None:
         if self.chance("kill"):
-            self.note("KILL")
-            raise Killed
+            self.die()
+
+    def die(self) -> None:
+        """The process is gone."""
+        self.note("KILL")
+        raise Killed
 
     def sleep(self, secs: float) -> None:
         self.now += secs
-        if self.chance("clock_jumps"):
+        struck = self.struck(FAULTS_OF_TIME)
+        if not struck:
+            return
+        if "clock_jumps" in struck:
             self.wall_offset += self.rng.choice([-7200.0, -30.0, 30.0, 7200.0])
             self.note("wall clock jumps")
-        if self.chance("outage"):
+        if "outage" in struck:
             self.outage_until = self.now + self.rng.uniform(1, 200)
             self.note(f"store is down until {self.outage_until:.0f}")
-        if self.chance("disk_full"):
+        if "disk_full" in struck:
             self.full_until = self.now + self.rng.uniform(0.1, 30)
             self.note(f"disk is full until {self.full_until:.1f}")
 
