@@ -58,8 +58,8 @@ bench-grpc: setup ## records a second of the gRPC source, beside echo servers
 chaos: setup ## kills, freezes, rebalances: KILLS=200 or MINUTES=, SEED=; OUTAGE_SECS=600 takes the store away
 	$(if $(OUTAGE_SECS),OUTAGE_SECS=$(OUTAGE_SECS) $(PYTEST) -s tests/chaos/test_outage.py,$(PY) -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES),--kills $(or $(KILLS),200)))
 
-soak: setup ## steady load, memory and handles told every minute: MINUTES=60
-	$(PY) -m tests.soak --minutes $(or $(MINUTES),60)
+soak: setup ## steady load, memory and handles told every minute: MINUTES=60; HOURS=10 on a made-up clock
+	$(PY) -m $(if $(HOURS),tests.soak.hours --hours $(HOURS),tests.soak --minutes $(or $(MINUTES),60))
 
 COMPILE := $(VENV)/bin/pip-compile --quiet --strip-extras --allow-unsafe --generate-hashes --no-annotate --no-header \
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
