@@ -451,8 +451,9 @@ class Peer:
         self._frames = self._connection.makefile("rb")
         self._connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b""))
 
-    def ping(self) -> None:
-        self._connection.sendall(_frame(6, 0, 0, bytes(8)))
+    def ping(self, times: int = 1) -> None:
+        """All at once: the listener may close the connection after any of them."""
+        self._connection.sendall(_frame(6, 0, 0, bytes(8)) * times)
 
     def frames(self) -> Iterator[tuple[int, int, bytes]]:
         """Kind, flags and body of each frame, until the other side closes."""
@@ -469,8 +470,7 @@ class Peer:
 def test_a_sender_that_pings_without_end_is_sent_away(source: GrpcSource) -> None:
     """Keepalive limits: GOAWAY with ENHANCE_YOUR_CALM; a few pings are answered."""
     with Peer(source.port or 0) as peer:
-        for _ in range(20):
-            peer.ping()
+        peer.ping(20)
         kinds = [(kind, body) for kind, _, body in peer.frames()]
     (goaway,) = (body for kind, body in kinds if kind == 7 and int.from_bytes(body[4:8], "big") == 11)
     assert b"too_many_pings" in goaway
@@ -483,16 +483,16 @@ def test_a_sender_may_ping_a_connection_without_calls_as_often_as_the_docs_say(
     """Keepalive limits: here every 10 ms, and it pings every 50."""
     monkeypatch.setattr(grpc_source, "_PING_SECS_MIN", 0.01)
     with listening() as source, Peer(source.port or 0) as peer:
+        frames = peer.frames()
         for _ in range(20):
             peer.ping()
+            for kind, flags, _ in frames:
+                assert kind != 7
+                if kind == 6 and flags == 1:
+                    break  # the next ping is not sent before this one has arrived
+            else:
+                raise AssertionError("the connection was closed")
             time.sleep(0.05)
-        answers = 0
-        for kind, flags, _ in peer.frames():
-            assert kind != 7
-            answers += kind == 6 and flags == 1
-            if answers == 20:
-                break
-    assert answers == 20
 
 
 def test_a_connection_whose_other_end_is_gone_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -503,7 +503,8 @@ def test_a_connection_whose_other_end_is_gone_is_closed(monkeypatch: pytest.Monk
         frames = list(gone.frames())  # ends when the listener closes the connection
         assert any(kind == 6 and not flags for kind, flags, _ in frames)
         lively = Sender(source)
-        assert lively.push(b"a") == 1
+        # it may be too busy to answer a ping in so short a time, and then connects again
+        wait_for(lambda: _accepted(lively, b"a"))
         lively.channel.close()
 
 
