@@ -3,10 +3,13 @@
     python -m bench.grpc_bench [--secs 3] [--rounds 3] [--senders 16]
 
 Server and senders are processes of their own; a round runs every server once with every batch size, so
-that noise of the machine meets all of them. Printed is the median over the rounds. The echo servers parse
-the message and answer. The source also queues it, and a thread takes the records out again. The archiver
-is the daemon as it runs, with zstd and a `file://` archive; it is stopped and the archived records are
-counted: every answered one must be there.
+that noise of the machine meets all of them. Printed are medians over the rounds: of rates, of the CPU time
+that server and senders take for a push, and of each round's own ratio to the faster echo. On a machine that
+is busy otherwise the ratio of CPU times says more: who has more threads gets more of what it is short of.
+
+The echo servers parse the message and answer. The source also queues it, and a thread takes the records out
+again. The archiver is the daemon as it runs, with zstd and a `file://` archive; it is stopped and the
+archived records are counted: every answered one must be there.
 """
 
 from __future__ import annotations
@@ -23,11 +26,13 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
+import psutil
 
 from archiver.codecs import CODECS, read_all
 from archiver.settings.models import Grpc
@@ -36,7 +41,8 @@ from archiver.sources.wire import transport_pb2 as wire
 
 ROOT = Path(__file__).parents[1]
 BATCHES = (1, 100, 1000)
-SERVERS = ("echo-aio", "echo-threads", "source", "archiver")
+ECHOES = ("echo-aio", "echo-threads")
+SERVERS = (*ECHOES, "source", "archiver")
 RECORD_BYTES = 416
 OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 16 << 20))
 
@@ -168,8 +174,22 @@ async def send(port: int, batch: int, secs: float, senders: int) -> tuple[int, f
         return sent, time.monotonic() - began
 
 
-def measure(kind: str, secs: float, senders: int) -> dict[int, float]:
-    """Records a second by batch size. What says how many records it has must have all that it accepted."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Records a second, and CPU seconds a push of server and senders together."""
+
+    rate: float
+    cpu_secs: float
+
+
+def cpu_secs(server: psutil.Process) -> float:
+    """Of the server, a daemon that it has started, and the senders, which are this process."""
+    processes = [psutil.Process(), server, *server.children()]
+    return sum(used.user + used.system for used in (process.cpu_times() for process in processes))
+
+
+def measure(kind: str, secs: float, senders: int) -> dict[int, Measured]:
+    """By batch size. A server that says how many records it has must have all that it accepted."""
     with subprocess.Popen(
         [sys.executable, "-m", "bench.grpc_bench", "--serve", kind],
         cwd=ROOT,
@@ -180,16 +200,17 @@ def measure(kind: str, secs: float, senders: int) -> dict[int, float]:
         assert server.stdin is not None
         assert server.stdout is not None
         port = int(server.stdout.readline())
-        rates, pushed = {}, 0
+        process, measured, pushed = psutil.Process(server.pid), {}, 0
         for batch in BATCHES:
+            before = cpu_secs(process)
             sent, took = asyncio.run(send(port, batch, secs, senders))
-            rates[batch] = sent * batch / took
+            measured[batch] = Measured(sent * batch / took, (cpu_secs(process) - before) / (sent + 1))
             pushed += (sent + 1) * batch
         server.stdin.close()
         rest = server.stdout.read().split()
     if rest and int(rest[0]) != pushed:
         sys.exit(f"{kind}: pushed and answered {pushed} records, found {rest[0]}")
-    return rates
+    return measured
 
 
 def main() -> None:
@@ -205,13 +226,29 @@ def main() -> None:
     rounds = []
     for _ in range(options.rounds):
         rounds.append({kind: measure(kind, options.secs, options.senders) for kind in SERVERS})
-    heads = " ".join(f"{kind + ' rec/s':>19}" for kind in SERVERS)
-    print(f"{'records a push':>14} {heads}  of the faster echo")
+    print(f"{'records a push':>14} " + " ".join(f"{kind + ' rec/s':>19}" for kind in SERVERS))
     for batch in BATCHES:
-        rates = {kind: statistics.median(run[kind][batch] for run in rounds) for kind in SERVERS}
-        echo = max(rates["echo-aio"], rates["echo-threads"])
-        ratios = "  ".join(f"{rates[kind] / echo:.2f} {kind}" for kind in ("source", "archiver"))
-        print(f"{batch:>14} " + " ".join(f"{rates[kind]:>19,.0f}" for kind in SERVERS) + f"  {ratios}")
+        rates = [statistics.median(run[kind][batch].rate for run in rounds) for kind in SERVERS]
+        print(f"{batch:>14} " + " ".join(f"{rate:>19,.0f}" for rate in rates))
+    print(f"\n{'records a push':>14} " + " ".join(f"{kind + ' CPU ms':>19}" for kind in SERVERS))
+    for batch in BATCHES:
+        costs = [statistics.median(run[kind][batch].cpu_secs for run in rounds) for kind in SERVERS]
+        print(f"{batch:>14} " + " ".join(f"{cost * 1000:>19.3f}" for cost in costs))
+    print(f"\n{'records a push':>14}  part of the faster echo's rate, and its CPU time as a part of ours")
+    for batch in BATCHES:
+        print(f"{batch:>14}  " + "  ".join(_compared(rounds, kind, batch) for kind in ("source", "archiver")))
+
+
+def _compared(rounds: list[dict[str, dict[int, Measured]]], kind: str, batch: int) -> str:
+    """Medians of each round's own ratios."""
+    pairs = [(run[kind][batch], max((run[echo][batch] for echo in ECHOES), key=_rate)) for run in rounds]
+    rate = statistics.median(ours.rate / echo.rate for ours, echo in pairs)
+    cost = statistics.median(echo.cpu_secs / ours.cpu_secs for ours, echo in pairs)
+    return f"{kind} {rate:.2f} (CPU {cost:.2f})"
+
+
+def _rate(measured: Measured) -> float:
+    return measured.rate
 
 
 if __name__ == "__main__":
