@@ -37,6 +37,7 @@ WORKLOADS = {
     "route 400 B, 1,000 organisations": Workload(orgs=1_000),
     "route 100 B, 20 organisations": Workload(size=100),
     "register 400 B, 20 organisations": Workload(),
+    "register 400 B, 1,000 organisations": Workload(orgs=1_000),
 }
 _COLLECTED = re.compile(r"Collected : (\d+)")
 

@@ -22,14 +22,15 @@ from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from confluent_kafka import Consumer, Message
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Message
 
 from archiver.codecs import CODECS
-from archiver.domain.batch import RecordBatch
+from archiver.domain.batch import RecordBatch, TopicPartition
 from archiver.domain.routing import Router, _multiline
 from archiver.settings.models import Kafka
-from archiver.sources import kafka_columns
 from archiver.sources.kafka_client import consumer_properties
+from archiver.sources.kafka_feed import ConsumedFeed, make_feed
+from archiver.sources.kafka_offsets import client_partition
 from bench.compare import Case, Figures
 from bench.context import Context, say
 from bench.offline import feed, offline_archiver, record_batches
@@ -37,17 +38,12 @@ from bench.sides import Topic
 from bench.workload import Workload
 
 STAGES = (
-    "take",
-    "columns",
-    "decode",
-    "group",
-    "register",
-    "frame zstd",
-    "frame lz4",
-    "frame gzip",
-    "frame snappy",
+    *("take", "route", "register"),
+    *("Python: take", "Python: decode", "Python: group"),
+    *("frame zstd", "frame lz4", "frame gzip", "frame snappy"),
 )
-"""The last four run on writer threads, beside the loop; the others follow each other on the loop's."""
+"""The first three follow each other on the loop's thread; without the compiled part the next three do what
+the first two do. The last four run on writer threads, beside the loop."""
 
 FRAME_RECORDS = 2_500
 """About a mebibyte of records of 400 bytes, as `buffer.flush_bytes` makes them."""
@@ -91,16 +87,15 @@ def cost(step: Callable[[Any], Any], inputs: Sequence[Any], records: int) -> Cos
 def stages(work: Workload) -> dict[str, Callable[[], Figures]]:
     """Every stage but `take`, without a broker."""
     batches = record_batches(work)
-    messages = [_messages(batch) for batch in batches]
-    wanted = {batch.partition for batch in batches}
     router = Router(("_org_id",), "default", with_topic=True)
-    decoder = router._columns
+    plain = Router(("_org_id",), "default", with_topic=True, compiled=False)
+    decoder = plain._columns
     assert decoder is not None
-    values = [batch.values for batch in batches]
+    values = [_values(batch) for batch in batches]
     frames = _frames(batches)
 
     def group() -> Figures:
-        whole = cost(router.route_batch, batches, work.records)
+        whole = cost(plain.route_batch, batches, work.records)
         return _less(whole, cost(decoder.keys, values, work.records))
 
     def register() -> Figures:
@@ -113,14 +108,11 @@ def stages(work: Workload) -> dict[str, Callable[[], Figures]]:
         compressor = CODECS[codec].compressor()
         return lambda: cost(compressor.frame, frames, sum(map(len, frames))).figures()
 
-    def columns(batch: list[Message]) -> Sequence[RecordBatch]:
-        return kafka_columns.batches(kafka_columns.split_events(batch)[0], wanted)
-
     measured: dict[str, Callable[[], Figures]] = {
-        "columns": lambda: cost(columns, messages, work.records).figures(),
-        "decode": lambda: cost(decoder.keys, values, work.records).figures(),
-        "group": group,
+        "route": lambda: cost(router.route_batch, batches, work.records).figures(),
         "register": register,
+        "Python: decode": lambda: cost(decoder.keys, values, work.records).figures(),
+        "Python: group": group,
     }
     return measured | {f"frame {codec}": frame(codec) for codec in ("zstd", "lz4", "gzip", "snappy")}
 
@@ -148,23 +140,28 @@ def _frames(batches: Sequence[RecordBatch]) -> list[list[bytes]]:
     return [everything[at : at + size] for at in range(0, len(everything), size)]
 
 
-def take(topic: Topic) -> Figures:
-    """`consume` from a real broker, with the archiver's own settings, freeing the messages included."""
+def take(topic: Topic, partitions: int, *, compiled: bool) -> Figures:
+    """From a real broker, with the archiver's own settings, freeing the messages included."""
     kafka = Kafka(brokers=(topic.bootstrap,), topics=(topic.name,), group_id=f"bench-{uuid.uuid4().hex[:8]}")
-    properties = consumer_properties(kafka, 64 << 20) | {"auto.offset.reset": "earliest"}
-    consumer = Consumer(properties)
-    consumer.subscribe([topic.name])
+    properties = consumer_properties(kafka, 64 << 20)
+    source = make_feed(properties) if compiled else ConsumedFeed()
+    consumer = Consumer(properties | dict(source.properties()))
+    source.open(consumer)
+    wanted = [TopicPartition(topic.name, partition) for partition in range(partitions)]
+    source.attach(wanted)
+    consumer.assign([client_partition(partition, OFFSET_BEGINNING) for partition in wanted])
     spent = blocks = records = 0
     deadline = time.monotonic() + 120
     while records < topic.records and time.monotonic() < deadline:
         held, began = sys.getallocatedblocks(), time.thread_time_ns()
-        messages = consumer.consume(1_000, 0.05)
+        batches, _ = source.take(wanted, 0.05)
         spent += time.thread_time_ns() - began
         blocks += sys.getallocatedblocks() - held
-        records += len(messages)
+        records += sum(len(batch.values) for batch in batches)
         began = time.thread_time_ns()
-        del messages
+        del batches, _
         spent += time.thread_time_ns() - began
+    source.close()
     consumer.close()
     return Cost(spent / max(records, 1), blocks / max(records, 1)).figures()
 
@@ -184,7 +181,12 @@ def hot_path(context: Context) -> list[Case]:
         offline = stages(
             Workload(records=topic.records, size=work.size, orgs=work.orgs, partitions=work.partitions)
         )
-        cases.append(context.compare(name, {"take": partial(take, topic), **offline}))
+        taken = {
+            "take": partial(take, topic, work.partitions, compiled=True),
+            "Python: take": partial(take, topic, work.partitions, compiled=False),
+        }
+        sides = taken | offline
+        cases.append(context.compare(name, {stage: sides[stage] for stage in STAGES}))
     return cases
 
 
@@ -192,10 +194,10 @@ def hot_path(context: Context) -> list[Case]:
 
 
 def steps(batch: RecordBatch) -> dict[str, Callable[[], object]]:
-    """Each pass over the records of a batch between `consume` and the writer's queue, as the code has it."""
+    """Each pass over the records of a batch that Python makes without the compiled part."""
     messages, values = _messages(batch), _values(batch)
     topic = batch.partition.topic
-    router = Router(("_org_id",), "default", with_topic=True)
+    router = Router(("_org_id",), "default", with_topic=True, compiled=False)
     decoder = router._columns
     assert decoder is not None
     keys = decoder.keys(values)
@@ -229,13 +231,12 @@ def steps(batch: RecordBatch) -> dict[str, Callable[[], object]]:
         "keys: list(map(attrgetter, documents))": lambda: list(map(field, documents)),
         "routes: list(map(routes.__getitem__, keys))": lambda: list(map(routes.__getitem__, keys)),
         "grouping: groups[route].append(value)": grouped,
-        "sizes: sum(map(len, group))": lambda: [sum(map(len, group)) for group in groups.values()],
-        "buffering: buffer += group": lambda: [[] + group for group in groups.values()],
+        "lines: b'\\n'.join(group)": lambda: [newline.join(group) for group in groups.values()],
     }
 
 
 def hot_steps(context: Context) -> list[Case]:
-    """Every remaining pass over the records on the loop's thread, in nanoseconds a record."""
+    """Every pass over the records that Python makes on the loop's thread, in nanoseconds a record."""
     batches = record_batches(Workload(records=50 * 1_000))
     tables = [steps(batch) for batch in batches]
 
