@@ -9,9 +9,13 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,13 +30,18 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from archiver.deadletters.kafka import HEADER
+from archiver.deadletters.file import FileSink
+from archiver.deadletters.kafka import HEADER, KafkaSink
+from archiver.deadletters.letters import DeadLetter
 from tests.harness.daemon import Daemon, merged, wait_until
 from tests.harness.fault_proxy import Answer, Request, s3_error
 from tests.harness.kafka import KafkaServer
 from tests.integration.cases import assert_stored, caught_up, commits, consumed, settings_for, value
 from tests.integration.conftest import MakeDaemon
 from tests.integration.store_sides import MakeSide, StoreSide, uploads, with_store
+from tests.unit.refused_files import FOREVER, refuse
+
+ROOT = Path(__file__).parents[2]
 
 SMALL = {"archive": {"roll_interval_secs": 0.5}, "buffer": {"flush_age_secs": 0.5}}
 BY_HAND = {"archive": {"roll_interval_secs": 3600}, "buffer": {"flush_age_secs": 0.5}}
@@ -322,3 +331,46 @@ def test_a_dlq_topic_that_cannot_be_written_falls_back_to_files_or_holds_until_i
             (record, "k", offset) for offset, record in enumerate(bad)
         ]
         assert kafka.topic_names().isdisjoint({dlq}) == (why == "absent")
+
+
+# --- the page ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["topic", "files"])
+def test_the_program_of_the_page_brings_dead_letters_back_as_they_were(
+    where: str, kafka: KafkaServer, topic: str, tmp_path: Path
+) -> None:
+    """`docs/dead-letters.md`, how to replay: value, key and the record's own headers, nothing added."""
+    page = (ROOT / "docs" / "dead-letters.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    (tmp_path / "replay.py").write_text(program)
+    dlq = f"{topic}-dlq"
+    kafka.create_topic(topic)
+    kafka.create_topic(dlq)
+    headers = (("trace", b"\xff"), ("none", None), ("text", b"t"))
+    originals = [
+        DeadLetter(b"\xff\x00", topic, 0, 1, 1234, b"\xfe", headers),
+        DeadLetter(b"text\nof two lines", topic, 0, 2, 1234, b"key", ()),
+        DeadLetter(b"", topic, 0, 3),
+    ]
+    refused = refuse(tmp_path / "uploads", [[b"x"]])
+    in_kafka, in_files = re.findall(r"```sh\n(.*?)```", page, re.S)
+    if where == "topic":
+        KafkaSink({"bootstrap.servers": kafka.bootstrap}, dlq).write(refused, originals, FOREVER)
+        look = in_kafka.replace("localhost:9092", kafka.bootstrap).replace("dfe-archiver-dlq", dlq)
+    else:
+        FileSink(tmp_path / "dlq", 1 << 20).write(refused, originals, FOREVER)
+        look = in_files.replace("/var/spool/dfe-archiver/dlq", str(tmp_path / "dlq"))
+    seen = subprocess.run(["sh", "-c", look], capture_output=True, timeout=60)
+    assert (seen.returncode, b"key_invalid" in seen.stdout) == (0, True), seen.stderr
+    done = subprocess.run(
+        [sys.executable, "replay.py", *map(str, (tmp_path / "dlq").glob("*.jsonl"))],
+        cwd=tmp_path,
+        env={**os.environ, "BROKERS": kafka.bootstrap, "DLQ_TOPIC": dlq, "TARGET": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout) == (0, "3 of 3 produced\n"), done.stderr
+    found = [(one.value(), one.key(), tuple(one.headers() or ())) for one in letters(kafka, topic)]
+    assert found == [(one.value, one.key, one.headers) for one in originals]
