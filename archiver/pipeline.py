@@ -426,7 +426,7 @@ class Archiver:
         heir = file.successor
         if heir is None or heir.file_id not in self.files:  # it may have been abandoned meanwhile
             heir = self._succeed(file, now)
-        chunk = file.chunks.popleft()
+        chunk = file.chunks.pop(0)
         self.spool_bytes -= chunk.raw_bytes
         self._hand_over(file, heir, chunk.spans)
         self._note_buffered(heir, file.since)

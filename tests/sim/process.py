@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from archiver.bounds import Bounds
+from archiver.domain.archive_file import FILE_BYTES
 from archiver.domain.batch import TopicPartition
 from archiver.domain.keys import WRITER_ID_DIGITS, KeyMaker, KeyTemplate
 from archiver.domain.ledger import NoOffsetsLedger, OffsetLedger, ReceiptLedger
@@ -296,7 +297,7 @@ def draw_policy(rng: random.Random, *, small_disk: bool, endless: bool = False) 
         ),
         flush=FlushPolicy(rng.choice([1, 100, 1000]), rng.choice([1, 5, 100]), rng.choice([0.1, 1.0, 20.0])),
         bounds=Bounds(
-            memory_bytes_max=6_000 if small_disk else rng.choice([6_000, 30_000, 1 << 20]),
+            memory_bytes_max=6_000 if small_disk else rng.choice([6 * FILE_BYTES, 30 * FILE_BYTES, 1 << 20]),
             spool_bytes_max=rng.choice([400, 2_000, 1 << 20]),
             free_bytes_min=1_000 if small_disk else 0,
         ),
