@@ -18,7 +18,7 @@ from archiver.sources.kafka_topics import Selection
 from archiver.sources.kafka_trouble import way_out
 
 ASK_SECS = 0.5
-"""As long as this, after a broker has refused the login, another one may still take it."""
+"""The first attempt: as long as this, after a broker has refused the login, another one may still take it."""
 
 _NO_USE_WAITING = frozenset(
     {
@@ -76,18 +76,20 @@ def look(
 def _listing(consumer: Any, errors: list[ck.KafkaError], timeout_secs: float) -> Any:
     """The topics that the cluster has; None once a broker has refused us, or the time is over.
 
-    A request waits out its whole timeout, whatever the brokers say meanwhile: it is made of short ones.
+    A request waits out its whole timeout, whatever the brokers say meanwhile: it is made of several, each
+    longer than the one before, for those who are slow to answer.
     """
-    deadline = time.monotonic() + timeout_secs
+    deadline, ask_secs = time.monotonic() + timeout_secs, ASK_SECS
     while True:
         left = max(0.0, deadline - time.monotonic())
         try:
-            return consumer.list_topics(timeout=min(ASK_SECS, left))
+            return consumer.list_topics(timeout=min(ask_secs, left))
         except ck.KafkaException as error:
             consumer.poll(0)  # only a poll serves the callback, and only the callback gets the cause
-            if left <= ASK_SECS or any(told.code() in _NO_USE_WAITING for told in errors):
+            if left <= ask_secs or any(told.code() in _NO_USE_WAITING for told in errors):
                 errors.append(error.args[0])
                 return None
+            ask_secs *= 2
 
 
 def _why(errors: Sequence[ck.KafkaError]) -> str:
