@@ -51,10 +51,12 @@ PARTITIONS = 4
 BATCH_RECORDS = 500
 FRAME_BYTES_A_RECORD = 40
 UPLOADS_IN_FLIGHT = 8
+FLUSH_SECS = 30.0
+LOOKS = 4
 EARLY_HOUR = 1
 GROWTH_MAX = 0.005
 """Share by which blocks and objects may grow from the first hour to the last."""
-OBJECTS_MORE = 3
+OBJECTS_MORE = 1
 """For each destination, whose file is at another moment of its life; one left of each file is far more."""
 BLOCK_BYTES = 64
 RSS_GROWTH_MAX = 0.05
@@ -283,7 +285,7 @@ class Hours:
         )
         policy = Policy(
             roll=RollPolicy(128 * MIB, HOUR_SECS),
-            flush=FlushPolicy(1 * MIB, 100_000, 60.0),
+            flush=FlushPolicy(1 * MIB, 100_000, FLUSH_SECS),
             bounds=Bounds(256 * MIB, 20 << 30, 1 << 30),
             codec="zstd",
             commit_interval_secs=5.0,
@@ -300,7 +302,15 @@ class Hours:
             self.uploader.turn()
 
     def sample(self) -> Sample:
-        """What it holds now."""
+        """What it holds at the emptiest of some moments: between them buffers fill and files close."""
+        looks = [self._look()]
+        for _ in range(LOOKS - 1):
+            self.archiver.turn()
+            self.uploader.turn()
+            looks.append(self._look())
+        return min(looks, key=lambda look: look.blocks)
+
+    def _look(self) -> Sample:
         self.telemetry.flush()
         gc.collect()
         return Sample(
