@@ -16,8 +16,10 @@ from tests.harness.process import PORTS, Server, free_port, wait_until
 ROOT = Path(__file__).parents[2]
 
 STARTER = """
-    import sys, time
+    import signal, sys, time
     from pathlib import Path
+    # who is started in the background inherits that it is ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     from tests.harness.process import Server, wait_until
     folder = Path(sys.argv[1])
     servers = [
