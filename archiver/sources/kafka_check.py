@@ -30,6 +30,15 @@ _NO_USE_WAITING = frozenset(
 )
 """What a broker says to a wrong login or certificate: it will say the same again."""
 
+_COORDINATOR_SOON = frozenset(
+    {
+        ck.KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        ck.KafkaError.COORDINATOR_NOT_AVAILABLE,
+        ck.KafkaError.NOT_COORDINATOR,
+    }
+)
+"""A group's coordinator moves, or is made with the first group there is."""
+
 _NONE = "there is none to archive: see kafka.topics, and kafka.topic_include, which has to match whole names"
 
 
@@ -117,12 +126,25 @@ def _topics_and_group(
     partitions = [TopicPartition(t, p) for t in sorted(chosen) for p in listed.topics[t].partitions]
     yield True, "topics", f"{len(chosen)} to archive, {len(partitions)} partitions: {_some(sorted(chosen))}"
     try:
-        told = consumer.committed([ck.TopicPartition(*p) for p in partitions], timeout=timeout_secs)
+        told = _committed(consumer, partitions, timeout_secs)
     except ck.KafkaException as error:
         yield False, "group", f"{kafka.group_id}: {error.args[0].str()}"
         return
     begun = sum(1 for place in told if place.offset >= 0)
     yield True, "group", f"{kafka.group_id} has committed offsets for {begun} of {len(partitions)} partitions"
+
+
+def _committed(consumer: Any, partitions: Sequence[TopicPartition], timeout_secs: float) -> Any:
+    """What the group has committed. Its coordinator may be about to be made, on a cluster that is new."""
+    deadline = time.monotonic() + timeout_secs
+    while True:
+        left = max(0.0, deadline - time.monotonic())
+        try:
+            return consumer.committed([ck.TopicPartition(*p) for p in partitions], timeout=left)
+        except ck.KafkaException as error:
+            if error.args[0].code() not in _COORDINATOR_SOON or left <= ASK_SECS:
+                raise
+            time.sleep(ASK_SECS)
 
 
 def _retention(

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import socket
+
+import confluent_kafka as ck
 
 from archiver.settings.models import Kafka
 from archiver.sources.kafka_check import look
+from tests.harness.embedded import EmbeddedBroker
 
 TIMEOUT_SECS = 1.5
+OFFSET_FETCH = ctypes.c_int16(9)
+"""Kafka's number of the request."""
 
 
 def what_is_said(kafka: Kafka) -> str:
@@ -41,3 +47,14 @@ def test_a_host_name_that_is_wrong_is_named() -> None:
 def test_one_cause_is_told_once_however_often_it_was_tried() -> None:
     said = what_is_said(Kafka(brokers=("127.0.0.1:1",), topics=("t",)))
     assert said.count("Connect to") == 1
+
+
+def test_a_coordinator_that_is_about_to_be_made_is_waited_for() -> None:
+    """A new cluster makes it with the first group that asks, and says meanwhile that it is not the one."""
+    with EmbeddedBroker() as broker:
+        broker.create_topic("t")
+        # librdkafka itself tries a few times within one call
+        errors = (ctypes.c_int * 8)(*[ck.KafkaError.NOT_COORDINATOR] * 8)
+        broker._call("rd_kafka_mock_push_request_errors_array", OFFSET_FETCH, len(errors), errors)
+        found = list(look(Kafka(brokers=(broker.bootstrap,), topics=("t",)), (), 10.0))
+    assert ("group", True) in [(what, ok) for ok, what, _ in found]
