@@ -68,6 +68,10 @@ TAKE_SECS = 0.05
 WRITE_RETRY_SECS = 1.0
 """Pause before a failed local write is tried again."""
 
+REFUSALS_MAX = 5
+"""Writes of the same records for which there was no space, a second apart, before the other open files are
+closed to make some."""
+
 LOCAL_FAILURES_MAX = 5
 """Writes or seals of one file (or its heirs) that fail in a row, for another reason than a full disk,
 before the process ends [D10]."""
@@ -345,7 +349,7 @@ class Archiver:
         chunk = file.written(result.file_size)
         self.memory -= chunk.memory
         self.spool_bytes += grown - chunk.raw_bytes
-        file.failures = 0
+        file.failures = file.refusals = 0
         if not self._write_retry_at:
             self.pauses.end("no_space")
         if file.state == "open" and (reason := self.policy.roll.due(file.size, 0.0)):
@@ -445,7 +449,7 @@ class Archiver:
         else:
             self._make_overdue(heir, file.overdue or file.reason or "space")
         heir.since = file.since
-        heir.failures = file.failures
+        heir.failures, heir.refusals = file.failures, file.refusals
         file.successor = heir
         if was_open:
             if file.lines:
@@ -505,10 +509,19 @@ class Archiver:
         self._write_retry_at = self.parts.clock.monotonic() + WRITE_RETRY_SECS
         if no_space:
             self.pauses.begin("no_space", 0, 0)
+            file.refusals += 1
+            if file.refusals >= REFUSALS_MAX:
+                self._make_space(file)
             return
         file.failures += 1
         if file.failures >= LOCAL_FAILURES_MAX:
             self._fatal = f"the spool cannot be written: {detail}"
+
+    def _make_space(self, file: ArchiveFile) -> None:
+        """[B2]: what stays open frees nothing, and where inodes are short no bound of bytes is reached."""
+        for other in list(self._opened.values()):
+            if other.size and other is not file:
+                self._close_soon(other, "space")
 
     def _file_refused(self, result: FileRefused) -> None:
         file = self.files.get(result.file_id)

@@ -79,6 +79,8 @@ class ArchiveFile:
     """Why it closes as soon as the spool takes its buffer; it takes no more records."""
     failures: int = 0
     """Local writes or seals that failed in a row, its predecessors' included."""
+    refusals: int = 0
+    """Writes in a row for which there was no space, its predecessors' included."""
     sealed: SealedFile | None = None
     successor: ArchiveFile | None = None
     waits_for: int | None = None

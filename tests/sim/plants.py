@@ -291,6 +291,11 @@ def never_try_the_disk_again(patch: Patch) -> None:
     patch.setattr(Archiver, "retry_local_writes", lambda self: None)
 
 
+def leave_others_open_where_there_is_no_space(patch: Patch) -> None:
+    """What other open files take is left to them until they are old [B2]."""
+    patch.setattr(Archiver, "_make_space", lambda self, file: None)
+
+
 def never_resume(patch: Patch) -> None:
     """A pause has no end."""
     patch.setattr(Pauses, "end", lambda self, reason: None)
@@ -458,6 +463,7 @@ PLANTS: tuple[Plant, ...] = (
     flush_an_heir_at_once,
     drop_what_a_full_disk_refused,
     never_try_the_disk_again,
+    leave_others_open_where_there_is_no_space,
     never_resume,
     never_pause,
     count_memory_twice,

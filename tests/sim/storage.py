@@ -150,6 +150,7 @@ class SimWriters:
         if file.key is None:
             raise Violation(f"file {file_id} is written before it has a label")
         full = world.now < world.full_until or frame_size(values) > world.free_bytes()
+        full = full or (not file.frames and world.inodes_used() >= world.inodes)
         no_space = full or world.chance("write_no_space")
         error = world.chance("write_error")
         if file.broken or no_space or error:

@@ -76,6 +76,7 @@ FAULTS = {
     "disk_full": 15,
     "retention": 15,
     "small_disk": 1000,
+    "few_inodes": 1000,
 }
 """How likely each fault is at most at each chance for it, in thousandths."""
 
@@ -199,15 +200,22 @@ class World:
         self.endless = crowd == "requests" or self.rng.random() < ENDLESS_SHARE
         if self.endless:
             self.likely["ops_roll"] = self.rng.uniform(0.001, 0.02)
+            if self.rng.random() < 0.3:
+                self.likely["few_inodes"] = 1.0
             for name in ("write_no_space", "disk_full", "disk_stalls"):  # where requests are forgotten
                 if self.rng.random() < 0.5:
                     self.likely[name] = self.rng.uniform(0.001, 3 * FAULTS[name] / 1000)
         self.calm = False
         self.spool: dict[int, SpoolFile] = {}
         self.disk_bytes: int | None = self.rng.randint(4_000, 8_000) if self.chance("small_disk") else None
-        self.local_faults = self.disk_bytes is not None or any(
-            name in self.likely
-            for name in ("write_no_space", "disk_full", "write_error", "seal_fails", "file_vanishes")
+        self.inodes = self.rng.randint(4, 12) if self.chance("few_inodes") else 1 << 30
+        self.local_faults = (
+            self.disk_bytes is not None
+            or self.inodes < 1 << 30
+            or any(
+                name in self.likely
+                for name in ("write_no_space", "disk_full", "write_error", "seal_fails", "file_vanishes")
+            )
         )
         self.outage_until = 0.0
         self.full_until = 0.0
@@ -282,6 +290,10 @@ class World:
     def used_bytes(self) -> int:
         """Bytes of the disk in use."""
         return sum(file.size for file in self.spool.values())
+
+    def inodes_used(self) -> int:
+        """How many files the disk holds, but for those that could not be deleted."""
+        return sum(1 for file in self.spool.values() if file.frames and not file.undeletable)
 
     # the Clock, Disk and Emit ports
     def monotonic(self) -> float:
