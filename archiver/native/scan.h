@@ -2,8 +2,8 @@
  *
  * It answers only what is certain. `SCAN_FOUND` and `SCAN_MISSING` mean that the bytes are exactly one
  * object by the grammar of RFC 8259, every byte of it. Whatever is not, or not as plain as that (an escape in a
- * name, deep nesting), is `SCAN_UNSURE`: the caller asks the decoder in Python,
- * which decides what such a record is. A mistake here would put a record under another tenant, so there is no
+ * name, deep nesting), is `SCAN_UNSURE`: the caller asks the decoder in Python, which decides what such a record
+ * is. A mistake here would put a record under another tenant, so there is no
  * leniency, and the unit tests hold it against that decoder over hostile records.
  */
 #ifndef ARCHIVER_SCAN_H
@@ -18,18 +18,35 @@ typedef enum { SCAN_FOUND, SCAN_MISSING, SCAN_UNSURE } scan_result;
 /* Deeper values are left to the decoder in Python; one bit of a 64-bit word for each level. */
 #define DEPTH_MAX 60
 
-#define ONES 0x0101010101010101ULL
-#define HIGHS 0x8080808080808080ULL
-
-/* High bits set in the bytes of `word` that end a run of plain string bytes: `"`, `\` and below 0x20. A byte
- * behind such a one may be marked too (a borrow), never one before it, so the first mark is right. */
-static inline uint64_t string_stops(uint64_t word) {
-    uint64_t quote = word ^ (ONES * '"'), slash = word ^ (ONES * '\\');
-    uint64_t quotes = (quote - ONES) & ~quote;
-    uint64_t slashes = (slash - ONES) & ~slash;
-    uint64_t controls = (word - ONES * 0x20) & ~word;
-    return (quotes | slashes | controls) & HIGHS;
+/* How many of the next BLOCK bytes are plain ones of a string: none that is `"`, `\` or below 0x20. */
+#ifdef __SSE2__
+#include <emmintrin.h>
+#define BLOCK 16
+static inline int plain_bytes(const unsigned char *p) {
+    __m128i block = _mm_loadu_si128((const __m128i *)p);
+    __m128i quotes = _mm_cmpeq_epi8(block, _mm_set1_epi8('"'));
+    __m128i slashes = _mm_cmpeq_epi8(block, _mm_set1_epi8('\\'));
+    __m128i controls = _mm_cmpeq_epi8(_mm_min_epu8(block, _mm_set1_epi8(0x1f)), block);
+    unsigned stops = (unsigned)_mm_movemask_epi8(_mm_or_si128(controls, _mm_or_si128(quotes, slashes)));
+    return stops ? __builtin_ctz(stops) : BLOCK;
 }
+#else
+#define BLOCK 8
+#define ONES 0x0101010101010101ULL
+static inline int plain_bytes(const unsigned char *p) {
+    uint64_t word;
+    memcpy(&word, p, 8);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    word = __builtin_bswap64(word);
+#endif
+    uint64_t quote = word ^ (ONES * '"'), slash = word ^ (ONES * '\\');
+    uint64_t quotes = (quote - ONES) & ~quote, slashes = (slash - ONES) & ~slash;
+    uint64_t controls = (word - ONES * 0x20) & ~word;
+    /* a byte behind one that stops may be marked too (a borrow), never one before it: the first mark is right */
+    uint64_t stops = (quotes | slashes | controls) & (ONES * 0x80);
+    return stops ? __builtin_ctzll(stops) >> 3 : BLOCK;
+}
+#endif
 
 static inline int is_hex(unsigned char c) {
     return (c >= '0' && c <= '9') || ((c | 0x20) >= 'a' && (c | 0x20) <= 'f');
@@ -38,18 +55,11 @@ static inline int is_hex(unsigned char c) {
 /* `p` is behind an opening quote. Returns the place of the closing one, or NULL. */
 static const unsigned char *string_end(const unsigned char *p, const unsigned char *end, int *escaped) {
     for (;;) {
-#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-        while (end - p >= 8) {
-            uint64_t word;
-            memcpy(&word, p, 8);
-            uint64_t stops = string_stops(word);
-            if (stops) {
-                p += __builtin_ctzll(stops) >> 3;
-                break;
-            }
-            p += 8;
+        while (end - p >= BLOCK) {
+            int plain = plain_bytes(p);
+            p += plain;
+            if (plain < BLOCK) break;
         }
-#endif
         while (p < end && *p != '"' && *p != '\\' && *p >= 0x20) p++;
         if (p >= end || *p < 0x20) return NULL;
         if (*p == '"') return p;
@@ -74,11 +84,8 @@ static inline int is_digit(unsigned char c) { return c >= '0' && c <= '9'; }
 static const unsigned char *number_end(const unsigned char *p, const unsigned char *end) {
     if (*p == '-' && ++p >= end) return NULL;
     if (!is_digit(*p)) return NULL;
-    if (*p++ == '0') {
-        if (p < end && is_digit(*p)) return NULL;
-    } else {
+    if (*p++ != '0') /* behind a leading zero no digit may follow: none is part of a number then */
         while (p < end && is_digit(*p)) p++;
-    }
     if (p < end && *p == '.') {
         if (++p >= end || !is_digit(*p)) return NULL;
         while (p < end && is_digit(*p)) p++;
@@ -97,7 +104,7 @@ static inline const unsigned char *word_end(
 }
 
 static inline const unsigned char *skip_blanks(const unsigned char *p, const unsigned char *end) {
-    while (p < end && (*p == ' ' || *p == '\n' || *p == '\t' || *p == '\r')) p++;
+    while (p < end && *p <= ' ' && (*p == ' ' || *p == '\n' || *p == '\t' || *p == '\r')) p++;
     return p;
 }
 

@@ -24,6 +24,7 @@ from archiver.events import (
     TopicMissing,
     TopicsChanged,
 )
+from archiver.native import native
 from archiver.settings.models import Kafka
 from archiver.sources import kafka_feed
 from archiver.sources.kafka import KafkaSource
@@ -130,7 +131,7 @@ def feed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     """Where sources take from: the compiled feed, or the client's `consume`."""
     if request.param == "consumed":
         monkeypatch.setattr(kafka_feed, "native", None)
-    elif kafka_feed.native is None:
+    elif native is None:
         pytest.skip("there is no compiler here")
     return str(request.param)
 
