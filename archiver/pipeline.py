@@ -214,23 +214,25 @@ class Archiver:
         """Route batches into buffers, hold their offsets, and only then move the positions on."""
         records = tombstones = multiline = memory = 0
         defaulted: Counter[str] = Counter()
-        now = self.parts.clock.monotonic()
+        now, open_files, flush = self.parts.clock.monotonic(), self.open, self.policy.flush
+        bytes_max, records_max = flush.flush_bytes, flush.flush_records
         for batch in batches:
-            routed = self.parts.router.route_batch(batch)
-            for part in routed.slices:
-                file = self.open.get(part.route)
+            partition, routed = batch.partition, self.parts.router.route_batch(batch)
+            # Where every record has a route of its own this is per record: no call that can be spared.
+            for route, lines, first, last, count in routed.slices:
+                file = open_files.get(route)
                 if file is None:
-                    file = self.open[part.route] = self._new_file(part.route, now)
+                    file = open_files[route] = self._new_file(route, now)
                 if not file.lines:
                     self._note_buffered(file, now)
-                if file.add(batch.partition, part) and batch.partition not in file.held:
-                    file.held.add(batch.partition)
-                    self.parts.ledger.hold(file.file_id, batch.partition, part.first)
-                memory += part.raw_bytes
-                if self.policy.flush.full(file.buffered_bytes, file.buffered_records):
+                if file.add(partition, lines, first, last, count) and partition not in file.held:
+                    file.held.add(partition)
+                    self.parts.ledger.hold(file.file_id, partition, first)
+                memory += len(lines)
+                if file.buffered_bytes >= bytes_max or file.buffered_records >= records_max:
                     self._flush(file)
-            self.parts.ledger.advance(batch.partition, batch.offsets[-1] + 1)
-            memory += RUN_BYTES * len(routed.slices)
+            self.parts.ledger.advance(partition, batch.offsets[-1] + 1)
+            memory += (1 + RUN_BYTES) * len(routed.slices)
             records += routed.records
             tombstones += routed.tombstones
             multiline += routed.multiline

@@ -11,7 +11,6 @@ from typing import Literal
 
 from archiver.domain.batch import Span, Spans, TopicPartition, merge_spans
 from archiver.domain.rolling import RollReason
-from archiver.domain.routing import Slice
 from archiver.domain.sealed import ObjectKey, SealedFile
 
 RUN_BYTES = 41
@@ -89,9 +88,8 @@ class ArchiveFile:
     requeued: int = 0
     """How many of the buffer's first runs came from the predecessor's failed chunks."""
 
-    def add(self, partition: TopicPartition, part: Slice) -> bool:
-        """Buffer a batch's records of this route; True where the buffer had none of the partition."""
-        _, lines, first, last, records = part
+    def add(self, partition: TopicPartition, lines: bytes, first: int, last: int, records: int) -> bool:
+        """Buffer a `Slice` of this route's; True where the buffer had no record of the partition."""
         self.lines.append(lines)
         self.buffered_records += records
         self.buffered_bytes += len(lines) + 1

@@ -27,12 +27,9 @@ class RollPolicy:
 
 @dataclass(frozen=True, slots=True)
 class FlushPolicy:
-    """When a route's buffered records become one frame. The age counts from the buffer's first record."""
+    """When a route's buffered records become one frame: at the first bound reached. The age counts from the
+    buffer's first record."""
 
     flush_bytes: int
     flush_records: int
     flush_age_secs: float
-
-    def full(self, raw_bytes: int, records: int) -> bool:
-        """True at the first bound reached, whatever the age."""
-        return raw_bytes >= self.flush_bytes or records >= self.flush_records

@@ -184,7 +184,9 @@ class InboxOfTheTest(QueueInbox):
 class Bench:
     """An `Archiver` with everything around it in the test's hands."""
 
-    def __init__(self, *, memory_bytes_max: int = 1 << 30, flush_records: int = 2) -> None:
+    def __init__(
+        self, *, memory_bytes_max: int = 1 << 30, flush_records: int = 2, flush_bytes: int = 1 << 20
+    ) -> None:
         self.outside = Outside()
         self.inbox = InboxOfTheTest(self.outside)
         outside: Any = self.outside
@@ -206,7 +208,7 @@ class Bench:
             ),
             Policy(
                 roll=RollPolicy(1 << 30, 3_600),
-                flush=FlushPolicy(1 << 20, flush_records, 3_600),
+                flush=FlushPolicy(flush_bytes, flush_records, 3_600),
                 bounds=Bounds(memory_bytes_max, 1 << 40, 0),
                 codec="none",
                 commit_interval_secs=0.0,
@@ -300,6 +302,16 @@ def test_records_that_an_error_took_away_again_are_not_passed() -> None:
     with pytest.raises(SourceFatalError):
         source.take(0.0)
     assert source.positions() == {}
+
+
+def test_a_buffer_becomes_a_frame_at_its_bytes_or_its_records() -> None:
+    """[R3]: the newline behind each record counts."""
+    line = len(b'{"_org_id":"a"}\n')
+    for bench in (Bench(flush_records=3), Bench(flush_records=100, flush_bytes=3 * line)):
+        bench.take(P, 0, 2)
+        assert not bench.outside.appended
+        bench.take(P, 2, 1)
+        assert [len(values) for *_, values in bench.outside.appended] == [3]
 
 
 # --- failed writes ----------------------------------------------------------------------------------------
