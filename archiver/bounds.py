@@ -1,12 +1,20 @@
-"""Bounds of memory and disk, and the pauses that keep them ([B1], [B2])."""
+"""Bounds of memory and disk, the pauses that keep them, and what makes room again ([B1], [B2])."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from archiver.domain.archive_file import FILE_BYTES, HOLD_BYTES
 from archiver.events import Paused, PauseReason, Resumed
 from archiver.ports import Clock, Emit, Source
+
+if TYPE_CHECKING:
+    from archiver.pipeline import Archiver
+
+WAIT_SECS = 0.05
+"""Longest wait for the writers before memory is looked at again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +76,93 @@ class Pauses:
         """Seconds so far, by reason."""
         now = self._clock.monotonic()
         return {reason: now - since for reason, since in self._since.items()}
+
+
+class Pressure:
+    """Keeps the loop below its bounds: flushes and closes what helps, waits a little, and pauses."""
+
+    def __init__(self, archiver: Archiver) -> None:
+        self._archiver = archiver
+        self._parts = archiver.parts
+        self._next_disk_check = 0.0
+
+    def hold_memory(self) -> None:
+        """[B1]: at the bound flush the largest buffers, and let the writers catch up before taking more."""
+        archiver = self._archiver
+        bound = archiver.policy.bounds.memory_bytes_max
+        if self._held_memory() < bound:
+            if archiver.pauses.active("memory") and self._held_memory() < bound * 0.8:
+                archiver.pauses.end("memory")
+            return
+        # What the files themselves take cannot be flushed, so the buffers get what is left of the half.
+        self._flush_largest(bound // 2 - self._files_memory())
+        self._roll_oldest(bound * 3 // 4)
+        deadline = self._parts.clock.monotonic() + 1.0
+        while self._held_memory() >= bound * 0.8:
+            archiver.settle(self._parts.inbox.wait(WAIT_SECS))
+            archiver.failures.retry()
+            if self._parts.clock.monotonic() >= deadline:
+                archiver.pauses.begin("memory", self._held_memory(), bound)
+                return
+
+    def hold_disk(self, now: float) -> None:
+        """[B2]: at a disk bound seal the largest open files, so that uploads can free space, and pause."""
+        archiver = self._archiver
+        bounds = archiver.policy.bounds
+        if now < self._next_disk_check and archiver.spool_bytes < bounds.spool_bytes_max:
+            return
+        self._next_disk_check = now + 1.0
+        archiver.free_bytes = self._parts.disk.free_bytes()
+        for reason, held, bound, over, under in bounds.disk(archiver.spool_bytes, archiver.free_bytes):
+            if over:
+                archiver.pauses.begin(reason, held, bound)
+            elif under:
+                archiver.pauses.end(reason)
+            if archiver.pauses.active(reason):
+                self._roll_largest(0 if reason == "disk" else bounds.spool_bytes_max // 2)
+
+    def _held_memory(self) -> int:
+        return self._archiver.memory + self._files_memory()
+
+    def _files_memory(self) -> int:
+        """What the files take beside the records: it grows with the partitions that a route's come from."""
+        return FILE_BYTES * len(self._archiver.files) + HOLD_BYTES * self._parts.ledger.holds
+
+    def _flush_largest(self, target: int) -> None:
+        """Hand buffers to the writers, largest first, until `target` bytes are left unflushed."""
+        archiver = self._archiver
+        unflushed = sum(file.memory for file in archiver.dirty.values())
+        for file in sorted(archiver.dirty.values(), key=lambda f: f.buffered_bytes, reverse=True):
+            if unflushed <= target:
+                return
+            unflushed -= file.memory
+            archiver.flush(file)
+
+    def _roll_oldest(self, target: int) -> None:
+        """Where open files themselves are what fills the memory, close the oldest until they fit.
+
+        Those that are closed already count no more: they go as soon as the store takes them.
+        """
+        archiver = self._archiver
+        costs = [(file, FILE_BYTES + HOLD_BYTES * len(file.held)) for file in archiver.opened.values()]
+        excess = sum(cost for _, cost in costs) - target
+        for file, cost in costs:
+            if excess <= 0:
+                return
+            excess -= cost
+            archiver.roll(file, "space")
+
+    def _roll_largest(self, target: int) -> None:
+        """Seal open files, largest and then oldest first, until `target` bytes are left in open ones.
+
+        Asked again as long as the pause lasts: what is left open frees no space.
+        """
+        archiver = self._archiver
+        still_open = sum(file.size for file in archiver.opened.values())
+        if still_open <= target:
+            return
+        for file in sorted(archiver.opened.values(), key=lambda f: (-f.size, f.opened_at)):
+            if file.size == 0 or still_open <= target:
+                return
+            still_open -= file.size
+            archiver.roll(file, "space")

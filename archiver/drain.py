@@ -112,7 +112,7 @@ class Drain:
         while self._undurable(partitions) and (now := parts.clock.monotonic()) < (until := deadline()):
             archiver.pulse(now)
             archiver.settle(parts.inbox.wait(min(WAIT_SECS, until - now)))
-            archiver.retry_local_writes()
+            archiver.failures.retry()
             archiver.roll_all("shutdown" if partitions is None else "revoked", partitions)
 
     def _undurable(self, partitions: frozenset[TopicPartition] | None) -> int:

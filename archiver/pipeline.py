@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from archiver.bounds import Bounds, Pauses
-from archiver.domain.archive_file import FILE_BYTES, HOLD_BYTES, RUN_BYTES, ArchiveFile
-from archiver.domain.batch import RecordBatch, Spans, TopicPartition
+from archiver.bounds import Bounds, Pauses, Pressure
+from archiver.domain.archive_file import RUN_BYTES, ArchiveFile
+from archiver.domain.batch import RecordBatch, TopicPartition
 from archiver.domain.keys import KeyMaker
 from archiver.domain.rolling import FlushPolicy, RollPolicy, RollReason
 from archiver.domain.routing import Router
@@ -33,9 +33,9 @@ from archiver.events import (
     FileSealedEvent,
     Rebalanced,
     RecordsTaken,
-    SpoolWriteFailed,
     WriterIdChanged,
 )
+from archiver.local_failures import LocalFailures
 from archiver.ports import (
     Clock,
     DeadLetters,
@@ -64,17 +64,6 @@ from archiver.ports import (
 
 TAKE_SECS = 0.05
 """`consume` waits this long for a batch to fill: longer and the tail of a burst waits for it."""
-
-WRITE_RETRY_SECS = 1.0
-"""Pause before a failed local write is tried again."""
-
-REFUSALS_MAX = 5
-"""Writes of the same records for which there was no space, a second apart, before the other open files are
-closed to make some."""
-
-LOCAL_FAILURES_MAX = 5
-"""Writes or seals of one file (or its heirs) that fail in a row, for another reason than a full disk,
-before the process ends [D10]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,18 +120,19 @@ class Archiver:
         self.free_bytes = parts.disk.free_bytes()
         self._nonce = secrets.token_hex(8)
         self.pauses = Pauses(parts.source, parts.emit, parts.clock)
-        self._dirty: OrderedDict[int, ArchiveFile] = OrderedDict()
-        self._opened: OrderedDict[int, ArchiveFile] = OrderedDict()
+        self.dirty: OrderedDict[int, ArchiveFile] = OrderedDict()
+        """Files with a buffer, by id, the oldest buffer first."""
+        self.opened: OrderedDict[int, ArchiveFile] = OrderedDict()
+        """Files that still take records or wait to be closed, by id, the first to close first."""
+        self.failures = LocalFailures(self)
+        self.pressure = Pressure(self)
         self._next_id = 1
         self.stop_asked_at: float | None = None
         """Monotonic time of the request to stop: the time for it runs from there, whatever is going on."""
         self._stop_reason: str | None = None
         self._fatal: str | None = None
-        self._write_retry_at = 0.0
-        self._seal_retry: list[ArchiveFile] = []
         self._next_commit = 0.0
         self._next_publish = 0.0
-        self._next_disk_check = 0.0
 
     # --- the loop --------------------------------------------------------------------------
 
@@ -188,16 +178,16 @@ class Archiver:
         batches = self.parts.source.take(TAKE_SECS)
         if batches:
             self.register(batches)
-        self._wait_for_memory()
+        self.pressure.hold_memory()
         now = self.parts.clock.monotonic()
-        self.retry_local_writes()
+        self.failures.retry()
         self._flush_due(now)
         self._roll_due(now)
         self.settle(self.parts.inbox.drain())
         if now >= self._next_commit:
             self._next_commit = now + self.policy.commit_interval_secs
             self.commit()
-        self._check_bounds(now)
+        self.pressure.hold_disk(now)
         if self._fatal is not None:
             raise SpoolError(self._fatal)
 
@@ -222,15 +212,15 @@ class Archiver:
             for route, lines, first, last, count in routed.slices:
                 file = open_files.get(route)
                 if file is None:
-                    file = open_files[route] = self._new_file(route, now)
+                    file = open_files[route] = self.new_file(route, now)
                 if not file.lines:
-                    self._note_buffered(file, now)
+                    self.note_buffered(file, now)
                 if file.add(partition, lines, first, last, count) and partition not in file.held:
                     file.held.add(partition)
                     self.parts.ledger.hold(file.file_id, partition, first)
                 memory += len(lines)
                 if file.buffered_bytes >= bytes_max or file.buffered_records >= records_max:
-                    self._flush(file)
+                    self.flush(file)
             self.parts.ledger.advance(partition, batch.offsets[-1] + 1)
             memory += (1 + RUN_BYTES) * len(routed.slices)
             records += routed.records
@@ -241,7 +231,8 @@ class Archiver:
         self.memory += memory
         self.parts.emit(RecordsTaken(records, tombstones, multiline, tuple(defaulted.items())))
 
-    def _new_file(self, route: str, now: float) -> ArchiveFile:
+    def new_file(self, route: str, now: float) -> ArchiveFile:
+        """A file for this route, under a key of its own; not yet the one that takes records."""
         keys = self.parts.keys
         writer_id = keys.writer_id
         key = keys.next(route, self.parts.clock.wall())
@@ -251,21 +242,16 @@ class Archiver:
         file = ArchiveFile(self._next_id, route, key, nonce, opened_at=now, since=now)
         file.kept = not self.parts.ledger.reads_again
         self._next_id += 1
-        self.files[file.file_id] = self._opened[file.file_id] = file
+        self.files[file.file_id] = self.opened[file.file_id] = file
         return file
-
-    @property
-    def open_files(self) -> int:
-        """Files that still take records or wait to be closed."""
-        return len(self._opened)
 
     # --- flush and roll ------------------------------------------------------------------------
 
-    def _flush(self, file: ArchiveFile) -> bool:
+    def flush(self, file: ArchiveFile) -> bool:
         """Hand the buffer to its writer; False while the spool is known not to take it."""
-        if file.waits_for is not None or self._write_retry_at:
+        if file.waits_for is not None or self.failures.waiting:
             return False
-        self._dirty.pop(file.file_id, None)
+        self.dirty.pop(file.file_id, None)
         chunk = file.cut()
         if chunk.number == 1:
             self.parts.writers.label(file.file_id, file.key)
@@ -275,37 +261,38 @@ class Archiver:
 
     def _flush_due(self, now: float) -> None:
         """[R3]: buffers that have grown old, oldest first."""
-        while self._dirty:
-            file = next(iter(self._dirty.values()))
-            if now - file.buffered_since < self.policy.flush.flush_age_secs or not self._flush(file):
+        while self.dirty:
+            file = next(iter(self.dirty.values()))
+            if now - file.buffered_since < self.policy.flush.flush_age_secs or not self.flush(file):
                 return
 
     def _roll_due(self, now: float) -> None:
         """[R1]: by age here, by size when the writer has told the size."""
-        while self._opened:
-            file = next(iter(self._opened.values()))
+        while self.opened:
+            file = next(iter(self.opened.values()))
             reason = file.overdue or self.policy.roll.due(file.size, now - file.opened_at)
             if reason is None or not self.roll(file, reason):
                 return
 
     def roll(self, file: ArchiveFile, reason: RollReason) -> bool:
         """Close an open file: its buffer becomes the last frame. False while the spool takes nothing."""
-        if file.waits_for is not None or (file.lines and not self._flush(file)):
+        if file.waits_for is not None or (file.lines and not self.flush(file)):
             return False
-        self._close(file, reason)
+        self.close_file(file, reason)
         self.parts.writers.seal(file.file_id)
         return True
 
     def roll_all(self, reason: RollReason, holding: frozenset[TopicPartition] | None = None) -> None:
         """Close every open file, or those that have records of certain partitions, as soon as it can be."""
-        for file in list(self._opened.values()):
+        for file in list(self.opened.values()):
             if holding is None or not holding.isdisjoint(file.held):
-                self._close_soon(file, reason)
+                self.close_soon(file, reason)
 
-    def _close(self, file: ArchiveFile, reason: RollReason) -> None:
+    def close_file(self, file: ArchiveFile, reason: RollReason) -> None:
+        """It takes no more records and is not flushed any more."""
         file.state, file.reason = "closing", reason
-        self._opened.pop(file.file_id, None)
-        self._dirty.pop(file.file_id, None)
+        self.opened.pop(file.file_id, None)
+        self.dirty.pop(file.file_id, None)
         if self.open.get(file.route) is file:
             del self.open[file.route]
 
@@ -325,9 +312,9 @@ class Archiver:
                     self.held_reasons.pop(result.file_id, None)
                     self._file_durable(result.file_id)
                 case WriteFailed():
-                    self._write_failed(result)
+                    self.failures.write_failed(result)
                 case SealFailed():
-                    self._seal_failed(result)
+                    self.failures.seal_failed(result)
                 case FileRefused():
                     self._file_refused(result)
                 case DeadLettersFailed():
@@ -352,7 +339,7 @@ class Archiver:
         self.memory -= chunk.memory
         self.spool_bytes += grown - chunk.raw_bytes
         file.failures = file.refusals = 0
-        if not self._write_retry_at:
+        if not self.failures.waiting:
             self.pauses.end("no_space")
         if file.state == "open" and (reason := self.policy.roll.due(file.size, 0.0)):
             self.roll(file, reason)
@@ -413,117 +400,19 @@ class Archiver:
         self.parts.ledger.release(file.file_id)
         self.memory -= file.memory + sum(chunk.memory for chunk in file.chunks)
         self.spool_bytes -= file.size + sum(chunk.raw_bytes for chunk in file.chunks)
-        self._dirty.pop(file.file_id, None)
-        self._opened.pop(file.file_id, None)
+        self.dirty.pop(file.file_id, None)
+        self.opened.pop(file.file_id, None)
         if self.open.get(file.route) is file:
             del self.open[file.route]
         del self.files[file.file_id]
 
     # --- when things fail ------------------------------------------------------------------------
 
-    def _write_failed(self, result: WriteFailed) -> None:
-        """The file ends at its last whole frame; what it could not take goes to a successor, in order."""
-        now = self.parts.clock.monotonic()
-        file = self.files.get(result.file_id)
-        if file is None:
-            return
-        if file.successor is None:  # later chunks fail because the first one did
-            self._note_local_failure(file, result.no_space, result.detail)
-        heir = file.successor
-        if heir is None or heir.file_id not in self.files:  # it may have been abandoned meanwhile
-            heir = self._succeed(file, now)
-        chunk = file.chunks.pop(0)
-        self.spool_bytes -= chunk.raw_bytes
-        self._hand_over(file, heir, chunk.spans)
-        self._note_buffered(heir, file.since)
-        heir.requeue(chunk)
-        if not file.chunks:
-            heir.waits_for = None
-
-    def _succeed(self, file: ArchiveFile, now: float) -> ArchiveFile:
-        """Close a file that failed a write; a new one takes what it could not, and its place."""
-        was_open, takes_records = file.state == "open", self.open.get(file.route) is file
-        self._close(file, file.reason or "space")
-        heir = self._new_file(file.route, now)
-        heir.waits_for = file.file_id
-        if takes_records:
-            self.open[file.route] = heir
-        else:
-            self._make_overdue(heir, file.overdue or file.reason or "space")
-        heir.since = file.since
-        heir.failures, heir.refusals = file.failures, file.refusals
-        file.successor = heir
-        if was_open:
-            if file.lines:
-                self._note_buffered(heir, file.buffered_since)
-                self._hand_over(file, heir, file.buffered_spans)
-                heir.inherit_buffer(file)
-            self.parts.writers.seal(file.file_id)
-        return heir
-
-    def _hand_over(self, file: ArchiveFile, heir: ArchiveFile, spans: Spans) -> None:
-        """The heir holds the offsets of these records from now on; before the old file lets go of them."""
-        heir.kept = heir.kept or file.kept
-        for partition, span in spans.items():
-            if partition in file.held:
-                heir.held.add(partition)
-                self.parts.ledger.hold(heir.file_id, partition, span.first)
-
-    def _note_buffered(self, file: ArchiveFile, since: float) -> None:
+    def note_buffered(self, file: ArchiveFile, since: float) -> None:
         """The file's buffer holds records from now on, the oldest since then."""
         if not file.lines:
             file.buffered_since = since
-            self._dirty[file.file_id] = file
-
-    def retry_local_writes(self) -> None:
-        """Some time after a failed write: seal and flush again what failed."""
-        if not self._write_retry_at:
-            if self.pauses.active("no_space") and not self._writing():
-                self.pauses.end("no_space")  # what was tried again is done, or has been abandoned
-            return
-        if self.parts.clock.monotonic() < self._write_retry_at:
-            return
-        self._write_retry_at = 0.0
-        seals, self._seal_retry = self._seal_retry, []
-        for file in seals:
-            if file.file_id in self.files:
-                self.parts.writers.seal(file.file_id)
-        for file in [file for file in self._dirty.values() if file.requeued]:
-            self._flush(file)
-
-    def _writing(self) -> bool:
-        """Whether a writer still owes an answer that will tell if the disk takes bytes again."""
-        return any(file.chunks or file.state == "closing" for file in self.files.values())
-
-    def _seal_failed(self, result: SealFailed) -> None:
-        file = self.files.get(result.file_id)
-        if file is None:
-            return
-        if file.size == 0:  # every chunk of it has moved to the heir
-            self._discard(file)
-            return
-        self._note_local_failure(file, result.no_space, result.detail)
-        self.parts.emit(SpoolWriteFailed(detail=result.detail, failures=file.failures))
-        self._seal_retry.append(file)
-
-    def _note_local_failure(self, file: ArchiveFile, no_space: bool, detail: str) -> None:
-        """Wait before the spool is written again; a full disk heals, anything else not for long [D10]."""
-        self._write_retry_at = self.parts.clock.monotonic() + WRITE_RETRY_SECS
-        if no_space:
-            self.pauses.begin("no_space", 0, 0)
-            file.refusals += 1
-            if file.refusals >= REFUSALS_MAX:
-                self._make_space(file)
-            return
-        file.failures += 1
-        if file.failures >= LOCAL_FAILURES_MAX:
-            self._fatal = f"the spool cannot be written: {detail}"
-
-    def _make_space(self, file: ArchiveFile) -> None:
-        """[B2]: what stays open frees nothing, and where inodes are short no bound of bytes is reached."""
-        for other in list(self._opened.values()):
-            if other.size and other is not file:
-                self._close_soon(other, "space")
+            self.dirty[file.file_id] = file
 
     def _file_refused(self, result: FileRefused) -> None:
         file = self.files.get(result.file_id)
@@ -598,7 +487,7 @@ class Archiver:
             if not file.held.isdisjoint(partitions):
                 file.held -= partitions
                 file.kept = True
-                self._close_soon(file, "revoked")
+                self.close_soon(file, "revoked")
 
     def abandon(self, partitions: frozenset[TopicPartition]) -> None:
         """Let go of partitions: their files are deleted, unless they hold records of others too, or
@@ -609,15 +498,15 @@ class Archiver:
                 continue
             file.held -= partitions
             if file.held or file.kept:
-                self._close_soon(file, "revoked")
+                self.close_soon(file, "revoked")
             else:
-                self._discard(file)
+                self.discard(file)
 
     def _let_go(self, partitions: frozenset[TopicPartition]) -> None:
         self.parts.ledger.drop(partitions)
         self.uncommitted.drop(partitions)
 
-    def _close_soon(self, file: ArchiveFile, reason: RollReason) -> None:
+    def close_soon(self, file: ArchiveFile, reason: RollReason) -> None:
         """Close an open file; one that cannot close yet takes no more records and is the first to.
 
         Whatever made it close came before the next record: a request is not forgotten while the disk
@@ -626,18 +515,20 @@ class Archiver:
         """
         heir = file.successor
         if heir is not None and heir.waits_for == file.file_id and heir.file_id in self.files:
-            self._close_soon(heir, reason)
+            self.close_soon(heir, reason)
         if file.state != "open" or self.roll(file, reason):
             return
         if self.open.get(file.route) is file:
             del self.open[file.route]
-        self._make_overdue(file, reason)
+        self.make_overdue(file, reason)
 
-    def _make_overdue(self, file: ArchiveFile, reason: RollReason) -> None:
+    def make_overdue(self, file: ArchiveFile, reason: RollReason) -> None:
+        """It is the first to close."""
         file.overdue = reason
-        self._opened.move_to_end(file.file_id, last=False)
+        self.opened.move_to_end(file.file_id, last=False)
 
-    def _discard(self, file: ArchiveFile) -> None:
+    def discard(self, file: ArchiveFile) -> None:
+        """Delete it, wherever it is; nobody needs it."""
         if file.state == "refused":
             self.parts.dead_letters.abandon(file.file_id)
         elif file.state in ("uploading", "damaged"):
@@ -656,81 +547,3 @@ class Archiver:
         names = tuple(sorted(f"{p.topic}/{p.partition}" for p in partitions))
         total = len(self.parts.ledger.partitions())
         self.parts.emit(Rebalanced(kind=kind, partitions=names, total=total))  # type: ignore[arg-type]
-
-    # --- bounds ------------------------------------------------------------------------------------
-
-    def _held_memory(self) -> int:
-        return self.memory + self._files_memory()
-
-    def _files_memory(self) -> int:
-        """What the files take beside the records: it grows with the partitions that a route's come from."""
-        return FILE_BYTES * len(self.files) + HOLD_BYTES * self.parts.ledger.holds
-
-    def _wait_for_memory(self) -> None:
-        """[B1]: at the bound flush the largest buffers, and let the writers catch up before taking more."""
-        bound = self.policy.bounds.memory_bytes_max
-        if self._held_memory() < bound:
-            if self.pauses.active("memory") and self._held_memory() < bound * 0.8:
-                self.pauses.end("memory")
-            return
-        # What the files themselves take cannot be flushed, so the buffers get what is left of the half.
-        self._flush_largest(bound // 2 - self._files_memory())
-        self._roll_oldest(bound * 3 // 4)
-        deadline = self.parts.clock.monotonic() + 1.0
-        while self._held_memory() >= bound * 0.8:
-            self.settle(self.parts.inbox.wait(TAKE_SECS))
-            self.retry_local_writes()
-            if self.parts.clock.monotonic() >= deadline:
-                self.pauses.begin("memory", self._held_memory(), bound)
-                return
-
-    def _flush_largest(self, target: int) -> None:
-        """Hand buffers to the writers, largest first, until `target` bytes are left unflushed."""
-        unflushed = sum(file.memory for file in self._dirty.values())
-        for file in sorted(self._dirty.values(), key=lambda f: f.buffered_bytes, reverse=True):
-            if unflushed <= target:
-                return
-            unflushed -= file.memory
-            self._flush(file)
-
-    def _roll_oldest(self, target: int) -> None:
-        """Where open files themselves are what fills the memory, close the oldest until they fit.
-
-        Those that are closed already count no more: they go as soon as the store takes them.
-        """
-        costs = [(file, FILE_BYTES + HOLD_BYTES * len(file.held)) for file in self._opened.values()]
-        excess = sum(cost for _, cost in costs) - target
-        for file, cost in costs:
-            if excess <= 0:
-                return
-            excess -= cost
-            self.roll(file, "space")
-
-    def _check_bounds(self, now: float) -> None:
-        """[B2]: at a disk bound seal the largest open files, so that uploads can free space, and pause."""
-        bounds = self.policy.bounds
-        if now < self._next_disk_check and self.spool_bytes < bounds.spool_bytes_max:
-            return
-        self._next_disk_check = now + 1.0
-        self.free_bytes = self.parts.disk.free_bytes()
-        for reason, held, bound, over, under in bounds.disk(self.spool_bytes, self.free_bytes):
-            if over:
-                self.pauses.begin(reason, held, bound)
-            elif under:
-                self.pauses.end(reason)
-            if self.pauses.active(reason):
-                self._roll_largest(0 if reason == "disk" else bounds.spool_bytes_max // 2)
-
-    def _roll_largest(self, target: int) -> None:
-        """Seal open files, largest and then oldest first, until `target` bytes are left in open ones.
-
-        Asked again as long as the pause lasts: what is left open frees no space.
-        """
-        still_open = sum(file.size for file in self._opened.values())
-        if still_open <= target:
-            return
-        for file in sorted(self._opened.values(), key=lambda f: (-f.size, f.opened_at)):
-            if file.size == 0 or still_open <= target:
-                return
-            still_open -= file.size
-            self.roll(file, "space")

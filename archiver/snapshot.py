@@ -54,7 +54,7 @@ class Snapshot:
             ),
             oldest=tuple(_file(f, now) for f in islice(archiver.files.values(), OLDEST_FILES_MAX)),
             files_not_durable=len(archiver.files),
-            open_files=archiver.open_files,
+            open_files=len(archiver.opened),
             buffered_bytes=archiver.memory,
             buffered_bytes_max=self._memory_bytes_max,
             queued_bytes=parts.source.queued_bytes(),

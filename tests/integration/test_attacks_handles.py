@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 
-from archiver.pipeline import LOCAL_FAILURES_MAX, WRITE_RETRY_SECS
+from archiver.local_failures import LOCAL_FAILURES_MAX, WRITE_RETRY_SECS
 from archiver.sources.grpc import SERVICE
 from archiver.sources.wire import transport_pb2 as wire
 from tests.harness.daemon import wait_until

@@ -76,20 +76,20 @@ MUTANTS = (
     ),
     Mutant(
         "archiver/pipeline.py",
-        "            self.parts.ledger.advance(batch.partition, batch.offsets[-1] + 1)\n",
-        "            self.parts.ledger.advance(batch.partition, batch.offsets[-1] + 2)\n",
+        "            self.parts.ledger.advance(partition, batch.offsets[-1] + 1)\n",
+        "            self.parts.ledger.advance(partition, batch.offsets[-1] + 2)\n",
         "the position is one too far",
     ),
     Mutant(
-        "archiver/pipeline.py",
+        "archiver/local_failures.py",
         "        heir.kept = heir.kept or file.kept\n",
         "",
         "an heir does not know that its records are nowhere else",
     ),
     Mutant(
         "archiver/pipeline.py",
-        " and heir.file_id in self.files:\n            self._close_soon(heir, reason)",
-        ":\n            self._close_soon(heir, reason)",
+        " and heir.file_id in self.files:\n            self.close_soon(heir, reason)",
+        ":\n            self.close_soon(heir, reason)",
         "an heir that was abandoned is closed, and is not there",
     ),
     Mutant(
@@ -99,7 +99,7 @@ MUTANTS = (
         "records of a recreated topic may be deleted with others",
     ),
     Mutant(
-        "archiver/pipeline.py",
+        "archiver/local_failures.py",
         "        if not file.chunks:\n            heir.waits_for = None\n",
         "        heir.waits_for = None\n",
         "an heir is flushed before all of its predecessor's records are known",
@@ -111,7 +111,7 @@ MUTANTS = (
         "records that nobody reads again are deleted at a revocation",
     ),
     Mutant(
-        "archiver/pipeline.py",
+        "archiver/local_failures.py",
         "        if file.failures >= LOCAL_FAILURES_MAX:\n",
         "        if file.failures < 0:\n",
         "a broken disk is tried for ever",

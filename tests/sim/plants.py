@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from archiver.bounds import Pauses
+from archiver.bounds import Pauses, Pressure
 from archiver.domain.archive_file import ArchiveFile, Chunk
 from archiver.domain.batch import TopicPartition
 from archiver.domain.keys import KeyMaker
 from archiver.domain.ledger import OffsetLedger, ReceiptLedger
 from archiver.domain.sealed import ObjectKey
 from archiver.drain import Drain
+from archiver.local_failures import LocalFailures
 from archiver.pipeline import Archiver
 from archiver.ports import DeadLettersFailed, FileDurable, FileSealed, FrameWritten, WriteFailed
 from archiver.uploads import UploadSchedule
@@ -82,7 +83,7 @@ def release_at_the_seal(patch: Patch) -> None:
 
 def forget_the_hold_of_the_heir(patch: Patch) -> None:
     """A file that takes over what another could not write does not hold its offsets."""
-    patch.setattr(Archiver, "_hand_over", lambda self, file, heir, spans: None)
+    patch.setattr(LocalFailures, "_hand_over", lambda self, file, heir, spans: None)
 
 
 def drop_buffers_on_revoke(patch: Patch) -> None:
@@ -94,7 +95,7 @@ def drop_buffers_on_revoke(patch: Patch) -> None:
             if not file.held.isdisjoint(partitions):
                 self.memory -= file.memory
                 file.lines, file.buffered_bytes, file.requeued = [], 0, 0
-                self._dirty.pop(file.file_id, None)
+                self.dirty.pop(file.file_id, None)
         abandon(self, partitions)
 
     patch.setattr(Archiver, "abandon", dropping)
@@ -107,20 +108,20 @@ def delete_files_that_hold_others(patch: Patch) -> None:
         self._let_go(partitions)
         for file in list(self.files.values()):
             if not file.held.isdisjoint(partitions):
-                self._discard(file)
+                self.discard(file)
 
     patch.setattr(Archiver, "abandon", abandon)
 
 
 def keep_files_open_over_a_revocation(patch: Patch) -> None:
     """A file with records of a partition that went stays open, and takes them again when it is back."""
-    close_soon = Archiver._close_soon
+    close_soon = Archiver.close_soon
 
     def keeping(self: Archiver, file: ArchiveFile, reason: Any) -> None:
         if reason != "revoked" or self.state == "draining":
             close_soon(self, file, reason)
 
-    patch.setattr(Archiver, "_close_soon", keeping)
+    patch.setattr(Archiver, "close_soon", keeping)
 
 
 def delete_what_nobody_reads_again(patch: Patch) -> None:
@@ -260,40 +261,41 @@ def requeue_behind_the_buffer(patch: Patch) -> None:
 
 def flush_an_heir_at_once(patch: Patch) -> None:
     """An heir does not wait for all that its predecessor could not write."""
-    succeed = Archiver._succeed
+    succeed = LocalFailures._succeed
 
-    def hasty(self: Archiver, file: ArchiveFile, now: float) -> ArchiveFile:
+    def hasty(self: LocalFailures, file: ArchiveFile, now: float) -> ArchiveFile:
         heir = succeed(self, file, now)
         heir.waits_for = None
         return heir
 
-    patch.setattr(Archiver, "_succeed", hasty)
+    patch.setattr(LocalFailures, "_succeed", hasty)
 
 
 def drop_what_a_full_disk_refused(patch: Patch) -> None:
     """A frame that did not fit is gone."""
-    failed = Archiver._write_failed
+    failed = LocalFailures.write_failed
 
-    def dropping(self: Archiver, result: WriteFailed) -> None:
-        file = self.files.get(result.file_id)
+    def dropping(self: LocalFailures, result: WriteFailed) -> None:
+        archiver = self._archiver
+        file = archiver.files.get(result.file_id)
         if file is not None and file.chunks:
-            self.memory -= file.chunks[0].memory
+            archiver.memory -= file.chunks[0].memory
             file.chunks[0].lines.clear()
-            self.spool_bytes -= file.chunks[0].raw_bytes
+            archiver.spool_bytes -= file.chunks[0].raw_bytes
             file.chunks[0].raw_bytes = 0
         failed(self, result)
 
-    patch.setattr(Archiver, "_write_failed", dropping)
+    patch.setattr(LocalFailures, "write_failed", dropping)
 
 
 def never_try_the_disk_again(patch: Patch) -> None:
     """A full disk stops the spool for good."""
-    patch.setattr(Archiver, "retry_local_writes", lambda self: None)
+    patch.setattr(LocalFailures, "retry", lambda self: None)
 
 
 def leave_others_open_where_there_is_no_space(patch: Patch) -> None:
     """What other open files take is left to them until they are old [B2]."""
-    patch.setattr(Archiver, "_make_space", lambda self, file: None)
+    patch.setattr(LocalFailures, "_make_space", lambda self, file: None)
 
 
 def never_resume(patch: Patch) -> None:
@@ -320,7 +322,7 @@ def count_memory_twice(patch: Patch) -> None:
 
 def ignore_the_memory_bound(patch: Patch) -> None:
     """Nobody waits for the writers."""
-    patch.setattr(Archiver, "_wait_for_memory", lambda self: None)
+    patch.setattr(Pressure, "hold_memory", lambda self: None)
 
 
 def never_commit_gaps(patch: Patch) -> None:
@@ -337,7 +339,7 @@ def forget_a_request_to_roll(patch: Patch) -> None:
     """What cannot be closed at the moment of the request stays open until its interval [R2]."""
 
     def roll_all(self: Archiver, reason: Any, holding: frozenset[TopicPartition] | None = None) -> None:
-        for file in list(self._opened.values()):
+        for file in list(self.opened.values()):
             if holding is None or not holding.isdisjoint(file.held):
                 self.roll(file, reason)
 
@@ -346,25 +348,25 @@ def forget_a_request_to_roll(patch: Patch) -> None:
 
 def pass_over_files_that_wait(patch: Patch) -> None:
     """A request closes what can be closed; the heir of a failed file is not looked at."""
-    close_soon = Archiver._close_soon
+    close_soon = Archiver.close_soon
 
     def passing(self: Archiver, file: ArchiveFile, reason: Any) -> None:
         if reason != "request" or file.waits_for is None:
             close_soon(self, file, reason)
 
-    patch.setattr(Archiver, "_close_soon", passing)
+    patch.setattr(Archiver, "close_soon", passing)
 
 
 def leave_the_heir_of_a_closed_file_open(patch: Patch) -> None:
     """A file that was closing fails a write: its heir waits for the interval again."""
-    succeed = Archiver._succeed
+    succeed = LocalFailures._succeed
 
-    def forgetting(self: Archiver, file: ArchiveFile, now: float) -> ArchiveFile:
+    def forgetting(self: LocalFailures, file: ArchiveFile, now: float) -> ArchiveFile:
         heir = succeed(self, file, now)
         heir.overdue = None
         return heir
 
-    patch.setattr(Archiver, "_succeed", forgetting)
+    patch.setattr(LocalFailures, "_succeed", forgetting)
 
 
 def wait_for_the_drain_before_a_stop(patch: Patch) -> None:
@@ -395,9 +397,9 @@ def delete_what_was_kept(patch: Patch) -> None:
                 continue
             file.held -= partitions
             if file.held or not self.parts.ledger.reads_again:
-                self._close_soon(file, "revoked")
+                self.close_soon(file, "revoked")
             else:
-                self._discard(file)
+                self.discard(file)
 
     patch.setattr(Archiver, "abandon", abandon)
 

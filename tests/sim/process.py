@@ -212,7 +212,7 @@ class Process:
     def waits_for_disk(self) -> bool:
         """Whether a write has failed and has not been tried again, with more to be written."""
         archiver = self.archiver
-        return archiver._write_retry_at > 0 and any(file.lines for file in archiver._opened.values())
+        return archiver.failures.waiting and any(file.lines for file in archiver.opened.values())
 
     def _promise_ends(self, partition: TopicPartition) -> None:
         """It is another's; when it comes back, its records are read, and routed, anew."""

@@ -34,7 +34,8 @@ from archiver.errors import (
 )
 from archiver.events import Event
 from archiver.inbox import QueueInbox
-from archiver.pipeline import LOCAL_FAILURES_MAX, WRITE_RETRY_SECS, Archiver, Parts, Policy
+from archiver.local_failures import LOCAL_FAILURES_MAX, WRITE_RETRY_SECS
+from archiver.pipeline import Archiver, Parts, Policy
 from archiver.ports import (
     BrokerView,
     FileDamaged,
@@ -356,6 +357,19 @@ def test_a_successor_that_was_abandoned_is_replaced() -> None:
     assert bench.outside.offered[-1] == {Q: 2}
 
 
+def test_a_successor_that_was_abandoned_is_not_closed_with_its_predecessor() -> None:
+    """[D9]: P is lost, and with it the successor; then Q's topic is made anew."""
+    bench = Bench()
+    bench.take(P, 0, 2)
+    bench.take(Q, 0, 2)
+    bench.inbox.put(WriteFailed(1, 1, 0, True, "full"))
+    bench.archiver.turn()
+    bench.archiver.lost(frozenset([P]))
+    bench.archiver.restarted(frozenset([Q]))
+    bench.archiver.turn()
+    assert set(bench.archiver.files) == {1}
+
+
 def test_a_roll_request_on_a_full_disk_is_kept_until_the_spool_takes_the_buffer() -> None:
     """[R2]: what came before the request closes without waiting for the interval; what comes after
     it goes to the next file."""
@@ -479,7 +493,7 @@ def test_files_with_records_of_many_partitions_are_closed_before_their_spans_fil
     held = bench.archiver.parts.ledger.holds
     assert held == sum(len(file.held) for file in bench.archiver.files.values())
     assert bench.outside.seals
-    assert HOLD_BYTES * sum(len(file.held) for file in bench.archiver._opened.values()) < bound
+    assert HOLD_BYTES * sum(len(file.held) for file in bench.archiver.opened.values()) < bound
 
 
 def test_while_the_store_is_away_open_files_are_not_shredded_at_the_memory_bound() -> None:
@@ -497,7 +511,7 @@ def test_while_the_store_is_away_open_files_are_not_shredded_at_the_memory_bound
     for _ in range(3):
         bench.archiver.turn()
     assert bench.outside.paused
-    assert bench.archiver.open_files == 16
+    assert len(bench.archiver.opened) == 16
     for n in range(25):
         bench.inbox.put(FileDurable(n + 1))
     for _ in range(2):
