@@ -18,6 +18,7 @@ from tests.mutation.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = (
+    "tests/unit/test_internals_claims.py",
     "tests/unit/test_ledger.py",
     "tests/unit/test_uploads_abandoned.py",
     "tests/unit/test_spool_file.py",
