@@ -22,7 +22,7 @@ from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Message
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message
 
 from archiver.codecs import CODECS
 from archiver.domain.batch import RecordBatch, TopicPartition
@@ -140,11 +140,15 @@ def _frames(batches: Sequence[RecordBatch]) -> list[list[bytes]]:
     return [everything[at : at + size] for at in range(0, len(everything), size)]
 
 
+def _failed(error: KafkaError) -> None:
+    raise RuntimeError(f"the client fails: {error}")
+
+
 def take(topic: Topic, partitions: int, *, compiled: bool) -> Figures:
     """From a real broker, with the archiver's own settings, freeing the messages included."""
     kafka = Kafka(brokers=(topic.bootstrap,), topics=(topic.name,), group_id=f"bench-{uuid.uuid4().hex[:8]}")
     properties = consumer_properties(kafka, 64 << 20)
-    source = make_feed(properties) if compiled else ConsumedFeed()
+    source = make_feed(properties, _failed) if compiled else ConsumedFeed(_failed)
     consumer = Consumer(properties | dict(source.properties()))
     source.open(consumer)
     wanted = [TopicPartition(topic.name, partition) for partition in range(partitions)]

@@ -57,8 +57,13 @@ class Feed:
 
     def take(
         self, most: int, timeout_ms: int
-    ) -> tuple[list[tuple[str, int, Values, Offsets]], list[tuple[int, str, str | None, int, int]]]:
-        """Runs of messages, each of one partition, and events `(code, text, topic, partition, offset)`."""
+    ) -> tuple[
+        list[tuple[str, int, Values, Offsets]],
+        list[tuple[int, str, str | None, int, int]],
+        list[tuple[int, str, bool]],
+    ]:
+        """Runs of messages, each of one partition; events `(code, text, topic, partition, offset)`; errors of
+        the whole client `(code, text, fatal)`, which come here and not to an `error_cb`."""
 
     def close(self) -> None:
         """Let go of the queue, before the client is closed."""

@@ -10,6 +10,7 @@
 #include "python.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 
 /* --- librdkafka: the part of its public interface that is used here (rdkafka.h, since 1.0) --- */
 
@@ -28,11 +29,14 @@ typedef struct {
     int64_t offset;
     void *_private;
 } rd_kafka_message_t;
+typedef void error_f(rd_kafka_t *rk, int err, const char *reason, void *opaque);
 typedef int on_new_f(rd_kafka_t *rk, const rd_kafka_conf_t *conf, void *opaque, char *errstr, size_t errstr_size);
 
 static struct {
     int loaded;
     int (*conf_interceptor_add_on_new)(rd_kafka_conf_t *, const char *, on_new_f *, void *);
+    void (*conf_set_error_cb)(rd_kafka_conf_t *, error_f *);
+    int (*fatal_error)(rd_kafka_t *, char *, size_t);
     rd_kafka_queue_t *(*queue_new)(rd_kafka_t *);
     rd_kafka_queue_t *(*queue_get_partition)(rd_kafka_t *, const char *, int32_t);
     void (*queue_forward)(rd_kafka_queue_t *, rd_kafka_queue_t *);
@@ -48,6 +52,8 @@ static const struct {
     void *place;
 } client_functions[] = {
     {"rd_kafka_conf_interceptor_add_on_new", &client.conf_interceptor_add_on_new},
+    {"rd_kafka_conf_set_error_cb", &client.conf_set_error_cb},
+    {"rd_kafka_fatal_error", &client.fatal_error},
     {"rd_kafka_queue_new", &client.queue_new},
     {"rd_kafka_queue_get_partition", &client.queue_get_partition},
     {"rd_kafka_queue_forward", &client.queue_forward},
@@ -61,10 +67,48 @@ static const struct {
 /* The client that this thread has just made with this library as a plugin, until a feed takes it. */
 static _Thread_local rd_kafka_t *newest;
 
+/* Errors of whole clients. A queue of a partition brings them as calls of the error callback, and confluent-kafka's own
+ * must not be called outside of its `consume`: it ends the process there. So they gather here until `take`. */
+#define ERROR_FATAL (-150)
+#define ERRORS_MAX 64 /* an outage tells the same again and again: the oldest may go */
+static struct {
+    rd_kafka_t *rk;
+    int code;
+    char text[300];
+} errors[ERRORS_MAX];
+static int errors_count;
+static pthread_mutex_t errors_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void on_error(rd_kafka_t *rk, int err, const char *reason, void *opaque) {
+    (void)opaque;
+    if (err == ERROR_FATAL) return; /* the client remembers it: `told_errors` asks */
+    pthread_mutex_lock(&errors_lock);
+    if (errors_count == ERRORS_MAX) memmove(&errors[0], &errors[1], (size_t)(--errors_count) * sizeof *errors);
+    errors[errors_count].rk = rk, errors[errors_count].code = err;
+    snprintf(errors[errors_count++].text, sizeof errors->text, "%s", reason ? reason : "");
+    pthread_mutex_unlock(&errors_lock);
+}
+
 static int on_new(rd_kafka_t *rk, const rd_kafka_conf_t *conf, void *opaque, char *errstr, size_t errstr_size) {
-    (void)conf, (void)opaque, (void)errstr, (void)errstr_size;
+    (void)opaque, (void)errstr, (void)errstr_size;
+    /* confluent-kafka has set its own behind the plugin's back; this is the client's copy, and nothing runs yet */
+    client.conf_set_error_cb((rd_kafka_conf_t *)conf, on_error);
     newest = rk;
     return 0;
+}
+
+/* Moves one client's first error out; 0 where it has none. */
+static int next_error(rd_kafka_t *rk, int *code, char *text, size_t size) {
+    int found = 0;
+    pthread_mutex_lock(&errors_lock);
+    for (int i = 0; i < errors_count && !found; i++)
+        if (errors[i].rk == rk) {
+            found = 1, *code = errors[i].code;
+            snprintf(text, size, "%s", errors[i].text);
+            memmove(&errors[i], &errors[i + 1], (size_t)(--errors_count - i) * sizeof *errors);
+        }
+    pthread_mutex_unlock(&errors_lock);
+    return found;
 }
 
 /* librdkafka calls this where `plugin.library.paths` names this file: its documented way to be told of a client
@@ -304,6 +348,21 @@ static int split_taken(Feed *self, Py_ssize_t count, PyObject *runs, PyObject *e
     return 0;
 }
 
+static PyObject *told_errors(Feed *self) {
+    PyObject *list = PyList_New(0);
+    char text[sizeof errors->text];
+    for (int code, fatal = 0; list && !fatal;) {
+        if (!next_error(self->rk, &code, text, sizeof text)) {
+            if (!(code = client.fatal_error(self->rk, text, sizeof text))) break;
+            fatal = 1;
+        }
+        PyObject *made = Py_BuildValue("isO", code, text, fatal ? Py_True : Py_False);
+        if (!made || PyList_Append(list, made) < 0) Py_CLEAR(list);
+        Py_XDECREF(made);
+    }
+    return list;
+}
+
 static PyObject *Feed_take(Feed *self, PyObject *args) {
     Py_ssize_t most;
     int timeout_ms;
@@ -317,20 +376,23 @@ static PyObject *Feed_take(Feed *self, PyObject *args) {
     Py_BEGIN_ALLOW_THREADS
     count = client.consume_batch_queue(self->queue, timeout_ms, self->taken, (size_t)most);
     Py_END_ALLOW_THREADS
-    PyObject *runs = PyList_New(0), *events = PyList_New(0);
-    int failed = !runs || !events || split_taken(self, count, runs, events) < 0;
+    PyObject *runs = PyList_New(0), *events = PyList_New(0), *told = told_errors(self);
+    int failed = !runs || !events || !told || split_taken(self, count, runs, events) < 0;
     for (ssize_t i = 0; i < count; i++) /* events, and what no run took over */
         if (self->taken[i]) client.message_destroy(self->taken[i]);
     if (failed) {
         Py_XDECREF(runs);
         Py_XDECREF(events);
+        Py_XDECREF(told);
         return NULL;
     }
-    return Py_BuildValue("NN", runs, events);
+    return Py_BuildValue("NNN", runs, events, told);
 }
 
 static void feed_let_go(Feed *self) {
     rd_kafka_queue_t *queue = self->queue;
+    char text[1];
+    for (int code; queue && next_error(self->rk, &code, text, sizeof text););
     self->queue = NULL, self->rk = NULL;
     if (queue) client.queue_destroy(queue);
     Py_CLEAR(self->consumer);
@@ -356,7 +418,8 @@ static PyMethodDef Feed_methods[] = {
     {"attach", (PyCFunction)Feed_attach, METH_VARARGS,
      "attach(topic, partition): what the client fetches of it comes here; call it before it is assigned"},
     {"take", (PyCFunction)Feed_take, METH_VARARGS,
-     "take(most, timeout_ms) -> ([(topic, partition, values, offsets)], [(code, text, topic, partition, offset)])"},
+     "take(most, timeout_ms) -> ([(topic, partition, values, offsets)], [(code, text, topic, partition, offset)], "
+     "[(code, text, fatal)])"},
     {"close", (PyCFunction)Feed_close, METH_NOARGS, "Let go of the queue; before the client is closed."},
     {NULL}};
 

@@ -78,10 +78,10 @@ class KafkaSource:
 
         Raises `SourceFatalError` where librdkafka does not take the settings.
         """
-        kafka, callbacks = self._kafka, {"error_cb": self._on_error, "on_commit": self._on_commit}
+        kafka = self._kafka
         properties = consumer_properties(kafka, self._prefetch_bytes_max)
-        self._feed = make_feed(properties)
-        properties |= self._feed.properties()
+        self._feed = make_feed(properties, self._on_error)
+        callbacks = {"on_commit": self._on_commit, **self._feed.properties()}
         try:
             self._consumer = ck.Consumer(properties | callbacks, logger=self._logger)
             self._feed.open(self._consumer)

@@ -7,7 +7,7 @@ queue drop what an assignment, a seek or a pause has made stale, by the same rul
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import confluent_kafka as ck
@@ -25,7 +25,7 @@ PLUGINS = "plugin.library.paths"
 class Feed(Protocol):
     """What the source takes from. All calls come from the source's thread."""
 
-    def properties(self) -> Mapping[str, str]:
+    def properties(self) -> Mapping[str, Any]:
         """What the client has to be made with."""
         ...
 
@@ -42,7 +42,8 @@ class Feed(Protocol):
     ) -> tuple[Sequence[RecordBatch], Sequence[Any]]:
         """Batches of the partitions that are `wanted`, in offset order each, and error events.
 
-        The client's callbacks run inside. Raises `KafkaException`.
+        The client's callbacks run inside, and errors of the whole client are told there. Raises
+        `KafkaException`.
         """
         ...
 
@@ -51,15 +52,15 @@ class Feed(Protocol):
         ...
 
 
-def make_feed(client_properties: Mapping[str, Any]) -> Feed:
+def make_feed(client_properties: Mapping[str, Any], on_error: Callable[[ck.KafkaError], None]) -> Feed:
     """The compiled one where it has been built, fits the client, and the user loads no plugins."""
     if native is None or PLUGINS in client_properties:
-        return ConsumedFeed()
+        return ConsumedFeed(on_error)
     try:
         native.load_client(cimpl.__file__)
     except ImportError:  # a librdkafka that hides its functions
-        return ConsumedFeed()
-    return NativeFeed(native)
+        return ConsumedFeed(on_error)
+    return NativeFeed(native, on_error)
 
 
 class ConsumedFeed:
@@ -67,9 +68,12 @@ class ConsumedFeed:
 
     _consumer: ck.Consumer
 
-    def properties(self) -> Mapping[str, str]:
+    def __init__(self, on_error: Callable[[ck.KafkaError], None]) -> None:
+        self._on_error = on_error
+
+    def properties(self) -> Mapping[str, Any]:
         """See `Feed`."""
-        return {}
+        return {"error_cb": self._on_error}
 
     def open(self, consumer: ck.Consumer) -> None:
         """See `Feed`."""
@@ -92,14 +96,15 @@ class ConsumedFeed:
 class NativeFeed:
     """By the compiled part: columns at once."""
 
-    def __init__(self, native: Any) -> None:
+    def __init__(self, native: Any, on_error: Callable[[ck.KafkaError], None]) -> None:
         self._plugin = native.__file__
         self._feed = native.Feed()
-        self._served = ConsumedFeed()
+        self._served = ConsumedFeed(on_error)
+        self._on_error = on_error
         self._attached: list[TopicPartition] = []
 
-    def properties(self) -> Mapping[str, str]:
-        """See `Feed`."""
+    def properties(self) -> Mapping[str, Any]:
+        """See `Feed`. No `error_cb`: a partition's queue would call it where the client forbids it."""
         return {PLUGINS: self._plugin}
 
     def open(self, consumer: ck.Consumer) -> None:
@@ -121,7 +126,9 @@ class NativeFeed:
     ) -> tuple[Sequence[RecordBatch], Sequence[Any]]:
         """See `Feed`. What the client's own queue still has of a partition is older than what ours has."""
         earlier, events = self._served.take(wanted, 0.0)
-        runs, troubles = self._feed.take(TAKE_RECORDS, int(timeout_secs * 1_000))
+        runs, troubles, errors = self._feed.take(TAKE_RECORDS, int(timeout_secs * 1_000))
+        for code, text, fatal in errors:
+            self._on_error(ck.KafkaError(code, text, fatal=fatal))
         if not runs:  # nothing ought to have come loose meanwhile; if it has, it does not stay so
             self._attach_all()
         taken = [

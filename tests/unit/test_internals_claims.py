@@ -297,7 +297,7 @@ def test_records_that_an_error_took_away_again_are_not_passed() -> None:
     source._lookout.stop(0.0)
     source._partitions.readable = [ck.TopicPartition("t", 0)]
     source._partitions.active.add(P)
-    source._feed = ConsumedFeed()
+    source._feed = ConsumedFeed(lambda _: None)
     source._feed.open(cast(Any, Client()))
     source._consumer = cast(Any, Client())
     with pytest.raises(SourceFatalError):
