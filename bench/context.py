@@ -11,12 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
 from bench.compare import ROUNDS, Case, Figures, compare
 from bench.machine import Others
 from bench.sides import Topic
 from bench.workload import Workload, produce
 from tests.harness.kafka import KafkaServer
 from tests.harness.seaweed import SeaweedFS
+
+COORDINATOR_SECS = 60.0
 
 QUICK_SHARE = 20
 """With QUICK a part takes this fraction of its records, once: to see that it works, not to measure."""
@@ -55,6 +59,7 @@ class Context:
         if self._kafka is None:
             server = KafkaServer(self.root / "kafka", self.root / "logs")
             self._kafka = self._stack.enter_context(server)
+            _make_coordinator(server.bootstrap)
         return self._kafka
 
     @property
@@ -115,3 +120,17 @@ class Context:
 def say(line: str) -> None:
     """Progress, beside the tables on stdout."""
     print(line, file=sys.stderr, flush=True)
+
+
+def _make_coordinator(bootstrap: str) -> None:
+    """The first group of a new broker waits for seconds until it has made its topic of offsets."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench-first"})
+    nowhere = TopicPartition("bench-first", 0)
+    deadline = time.monotonic() + COORDINATOR_SECS
+    while time.monotonic() < deadline:
+        try:
+            consumer.committed([nowhere], timeout=5)
+            break
+        except KafkaException:
+            time.sleep(0.2)
+    consumer.close()
