@@ -72,14 +72,18 @@ class Kept:
     """How long the broker keeps the records of one partition, by the topic's retention in seconds.
 
     `until` has pairs of an offset and a Unix time: from that offset on, every record is kept at least
-    until then. Offsets and times rise together.
+    until then. Offsets and times rise together. From `end` on there was no record yet when the broker was
+    asked: what came since counts as new until it is asked again.
     """
 
     retention_secs: float
     until: tuple[tuple[int, float], ...]
+    end: int
 
     def secs_left(self, offset: int, now_unix: float) -> float:
         """For how long the record at `offset` is sure to be kept; 0 where it may go at any time."""
+        if offset >= self.end:
+            return self.retention_secs
         times = [time for place, time in self.until if place <= offset]
         return max(0.0, times[-1] - now_unix) if times else 0.0
 

@@ -46,7 +46,7 @@ def log_ranges(
     """
     isolation = ck.IsolationLevel.READ_COMMITTED if committed_only else ck.IsolationLevel.READ_UNCOMMITTED
     first = ask_offsets(admin, dict.fromkeys(partitions, _spec.earliest()), isolation, timeout_secs)
-    end = ask_offsets(admin, dict.fromkeys(partitions, _spec.latest()), isolation, timeout_secs)
+    end = ask_offsets(admin, dict.fromkeys(partitions, latest()), isolation, timeout_secs)
     wait([*first.values(), *end.values()], timeout_secs + 1.0)
     found: dict[TopicPartition, LogRange] = {}
     for partition in partitions:
@@ -92,6 +92,11 @@ def _replaced(future: Future[Any], before: str | None) -> bool:
         return bool(error.args[0].code() == ck.KafkaError.UNKNOWN_TOPIC_OR_PART)
     answer = answer_of(future)
     return answer is not None and before is not None and str(answer.topic_id) not in (before, NO_TOPIC_ID)
+
+
+def latest() -> Any:
+    """Asks for the end of the log."""
+    return _spec.latest()
 
 
 def since(unix_secs: float) -> Any:

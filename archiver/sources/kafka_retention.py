@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from archiver.domain.batch import TopicPartition
 from archiver.ports import Kept
-from archiver.sources.kafka_offsets import answer_of, ask_offsets, since
+from archiver.sources.kafka_offsets import answer_of, ask_offsets, latest, since
 
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Parts of a retention that are left; what lies between two of them counts as the lower one."""
@@ -34,9 +34,11 @@ def kept(
     ours = {p: secs for p in partitions if (secs := retentions.get(p.topic)) is not None}
     if not ours:
         return {}
+    ends = ask_offsets(admin, dict.fromkeys(ours, latest()), ck.IsolationLevel.READ_UNCOMMITTED, timeout_secs)
+    wait(ends.values(), timeout_secs + 1.0)  # before the rest: no record may lie between the two
     asked = {share: _ask(admin, ours, share, now_unix, timeout_secs) for share in SHARES}
     wait([future for futures in asked.values() for future in futures.values()], timeout_secs + 1.0)
-    found = {p: _kept(p, secs, asked, now_unix) for p, secs in ours.items()}
+    found = {p: _kept(p, secs, asked, answer_of(ends.get(p)), now_unix) for p, secs in ours.items()}
     return {p: known for p, known in found.items() if known is not None}
 
 
@@ -76,8 +78,11 @@ def _kept(
     partition: TopicPartition,
     secs: float,
     asked: Mapping[float, Mapping[TopicPartition, Any]],
+    end: Any,
     now: float,
 ) -> Kept | None:
+    if end is None or end.offset < 0:  # a leader that kept silent gives an invalid offset
+        return None
     places: list[tuple[int, float]] = []
     for share in SHARES:
         answer = answer_of(asked[share].get(partition))
@@ -85,4 +90,4 @@ def _kept(
             return None
         if answer.offset >= 0:  # else there is no record as new as that
             places.append((answer.offset, now + secs * share))
-    return Kept(retention_secs=secs, until=tuple(places))
+    return Kept(retention_secs=secs, until=tuple(places), end=end.offset)

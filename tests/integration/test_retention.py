@@ -75,7 +75,9 @@ def test_topics_that_keep_everything_or_are_not_there_have_no_time_left(
     names = ("ever", "compacted", "empty", "missing")
     partitions = {TopicPartition(f"{topic}-{name}", 0) for name in names}
     known = kept(kafka.admin, partitions, time.time(), ANSWER_SECS)
-    assert known == {TopicPartition(f"{topic}-empty", 0): Kept(HOUR, ())}
+    empty = TopicPartition(f"{topic}-empty", 0)
+    assert known == {empty: Kept(HOUR, (), 0)}
+    assert known[empty].secs_left(0, time.time()) == HOUR, "the first record of a topic is no cause for alarm"
 
 
 def test_check_says_for_how_long_records_are_kept_and_refuses_what_is_too_short(
