@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from archiver.bounds import Bounds
-from archiver.domain.archive_file import FILE_BYTES
+from archiver.domain.archive_file import FILE_BYTES, ArchiveFile
 from archiver.domain.batch import TopicPartition
 from archiver.domain.keys import WRITER_ID_DIGITS, KeyMaker, KeyTemplate
 from archiver.domain.ledger import NoOffsetsLedger, OffsetLedger, ReceiptLedger
@@ -203,7 +203,20 @@ class Process:
         self.world.note("asked to roll")
         self.inbox.put(RollRequested())
         if self.world.endless:
-            self.promised |= self.routed()
+            self.promised |= self._ours_in_files()
+
+    def _ours_in_files(self) -> set[bytes]:
+        """What files hold, without what lies in them beside it of partitions that have been let go of: that
+        is the next owner's, or comes, and is routed, anew."""
+        broker = self.outside.broker
+        logs = broker.logs if broker is not None else {}
+        place = {record.value: partition for partition, log in logs.items() for record in log}
+        values = set[bytes]()
+        for file in self.archiver.files.values():
+            held = self._values_of(file)
+            free = broker is None or file.kept
+            values.update(held if free else (value for value in held if place.get(value) in file.held))
+        return values
 
     def has_waiting_files(self) -> bool:
         """Whether a file waits for what its predecessor could not write."""
@@ -264,9 +277,13 @@ class Process:
         values = set[bytes]()
         for file in self.archiver.files.values():
             if partition in file.held:
-                values.update(values_in(file.lines), self._spooled(file.file_id))
-                values.update(value for chunk in file.chunks for value in values_in(chunk.lines))
+                values |= self._values_of(file)
         return values
+
+    def _values_of(self, file: ArchiveFile) -> set[bytes]:
+        """In its buffer, on the way to its writer, and in the spool."""
+        values = {*values_in(file.lines), *self._spooled(file.file_id)}
+        return values.union(*(values_in(chunk.lines) for chunk in file.chunks))
 
     def _spooled(self, file_id: int) -> list[bytes]:
         file = self.world.spool.get(file_id)
