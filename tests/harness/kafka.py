@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import shutil
 import subprocess
+import time
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -37,6 +38,13 @@ from tests.harness.cache import cache_dir, cache_lock
 from tests.harness.process import Server, ServerError, free_port, port_open, wait_until
 
 KAFKA_VERSION = "4.1.0"
+NO_COORDINATOR_YET = frozenset(
+    {
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    }
+)
 ADMIN_TIMEOUT_SECS = 60
 
 POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -398,7 +406,7 @@ class KafkaServer:
         )
         try:
             wanted = [KafkaPartition(topic, partition) for partition in self._partitions(topic)]
-            answers = consumer.committed(wanted, timeout=ADMIN_TIMEOUT_SECS) if wanted else []
+            answers = _once_there_is_a_coordinator(consumer, wanted) if wanted else []
         finally:
             consumer.close()
         return {answer.partition: answer.offset for answer in answers if answer.offset >= 0}
@@ -519,3 +527,17 @@ def make_certificates(folder: Path) -> None:
     )
     parts = [(folder / part).read_text() for part in ("key.pem", "cert.pem", "ca.pem")]
     (folder / "server.pem").write_text("".join(parts))
+
+
+def _once_there_is_a_coordinator(
+    consumer: KafkaConsumer, wanted: list[KafkaPartition]
+) -> list[KafkaPartition]:
+    """Committed offsets: the first group of a new broker waits until its topic of offsets has been made."""
+    deadline = time.monotonic() + ADMIN_TIMEOUT_SECS
+    while True:
+        try:
+            return consumer.committed(wanted, timeout=ADMIN_TIMEOUT_SECS)
+        except KafkaException as error:
+            if error.args[0].code() not in NO_COORDINATOR_YET or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
