@@ -85,7 +85,8 @@ def _live(process: Process, most: int) -> tuple[int, bool]:
         else:
             if world.endless:
                 _ask_in_trouble(process)
-            return turn, True
+            if process.stop_asked_at is None:
+                return turn, True
         _finish(process, 0)
     except Killed:
         process.die()
@@ -104,9 +105,13 @@ def _ask_in_trouble(process: Process) -> None:
             break
         process.archiver.turn()
         _check_turn(process)
+        if process.stop_asked_at is not None:  # in a drain: `Archiver.run` ends after that turn
+            return
     process.request_roll()
     for _ in range(process.world.rng.choice((1, 1, 8))):
         process.archiver.turn()
+        if process.stop_asked_at is not None:
+            return
 
 
 def _finish_after(process: Process, error: FatalError) -> None:
