@@ -37,9 +37,11 @@ def record_batches(work: Workload, seed: int = 1) -> list[RecordBatch]:
     return made
 
 
-class _Clock:
-    def __init__(self) -> None:
-        self.now = 1_790_000_000.0
+class HandClock:
+    """Stands still until it is moved."""
+
+    def __init__(self, now: float = 1_790_000_000.0) -> None:
+        self.now = now
 
     def monotonic(self) -> float:
         return self.now
@@ -48,7 +50,7 @@ class _Clock:
         return self.now
 
 
-class _Inbox:
+class InstantInbox:
     """Frames count as written the moment they are handed over."""
 
     def __init__(self) -> None:
@@ -69,7 +71,7 @@ class _Inbox:
 class _Writers:
     """Everything is written at once, and compresses to 80 bytes a record."""
 
-    def __init__(self, inbox: _Inbox) -> None:
+    def __init__(self, inbox: InstantInbox) -> None:
         self._inbox = inbox
         self._sizes: dict[int, int] = {}
 
@@ -94,7 +96,7 @@ class _Nobody:
 
 def offline_archiver(partitions: int, *, fields: Sequence[str] = ("_org_id",)) -> Archiver:
     """The real loop, router and ledger; nothing is ever sealed, so nothing is ever durable."""
-    inbox, nobody = _Inbox(), _Nobody()
+    inbox, nobody = InstantInbox(), _Nobody()
     unreached: Any = nobody
     parts = Parts(
         source=unreached,
@@ -105,7 +107,7 @@ def offline_archiver(partitions: int, *, fields: Sequence[str] = ("_org_id",)) -
         uploader=unreached,
         dead_letters=unreached,
         inbox=inbox,
-        clock=_Clock(),
+        clock=HandClock(),
         disk=_Disk(),
         emit=lambda event: None,
         publish=lambda archiver: None,

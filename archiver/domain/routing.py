@@ -72,11 +72,6 @@ class Slice(NamedTuple):
     last: int
     records: int
 
-    @property
-    def raw_bytes(self) -> int:
-        """Bytes in the file before compression: the last newline counts too."""
-        return len(self.lines) + 1
-
 
 @dataclass(slots=True)
 class Routed:
@@ -279,7 +274,8 @@ class Router:
         """The batch's records by route; within a route they stay in order."""
         if self._grouped is not None:
             return self._grouped.route_batch(batch)
-        values, offsets = list(batch.values), batch.offsets
+        values = batch.values if isinstance(batch.values, list) else list(batch.values)
+        offsets = batch.offsets
         routed = Routed(records=len(values))
         if None in values:
             kept = [pair for pair in zip(values, offsets, strict=True) if pair[0] is not None]

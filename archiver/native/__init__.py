@@ -1,8 +1,8 @@
 """The compiled part of the hot path, where it has been built.
 
-It does nothing that the archiver cannot do without it, only faster; `docs/decisions/0011-native-hot-path.md`
-says what it is and why. Where there is no compiler it is left out when the archiver is installed, and
-`ARCHIVER_WITHOUT_NATIVE=1` leaves it out of a run.
+It does nothing that the archiver cannot do without it, only faster:
+`docs/decisions/0011-compiled-hot-path.md` says what it is and why. Where there is no compiler it is left
+out when the archiver is installed, and `ARCHIVER_WITHOUT_NATIVE=1` leaves it out of a run.
 """
 
 from __future__ import annotations

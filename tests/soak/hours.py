@@ -15,7 +15,7 @@ import secrets
 import sys
 import time
 import tracemalloc
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,12 +37,12 @@ from archiver.ports import (
     FrameWritten,
     PartitionListener,
     RefusedFile,
-    Result,
     UploadState,
 )
 from archiver.snapshot import Snapshot
 from archiver.telemetry.telemetry import Telemetry
 from archiver.uploads import UploadSchedule
+from bench.offline import HandClock, InstantInbox
 
 MIB = 1 << 20
 MINUTE_SECS = 60
@@ -59,41 +59,15 @@ GROWTH_MAX = 0.005
 OBJECTS_MORE = 1
 """For each destination, whose file is at another moment of its life; one left of each file is far more."""
 BLOCK_BYTES = 64
+FULL_HOUR = 1_800_000_000.0
 RSS_GROWTH_MAX = 0.05
 """The same of resident memory, of which the allocator keeps more than is used."""
-
-
-class _Clock:
-    def __init__(self) -> None:
-        self.now = 1_800_000_000.0  # a full hour
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return self.now
-
-
-class _Inbox:
-    def __init__(self) -> None:
-        self._results: deque[Result] = deque()
-
-    def put(self, result: Result) -> None:
-        self._results.append(result)
-
-    def drain(self) -> list[Result]:
-        results = list(self._results)
-        self._results.clear()
-        return results
-
-    def wait(self, timeout_secs: float) -> list[Result]:
-        return self.drain()
 
 
 class _Source:
     """Kafka with one record a minute for each destination; a commit is answered in the next take."""
 
-    def __init__(self, clock: _Clock, destinations: int) -> None:
+    def __init__(self, clock: HandClock, destinations: int) -> None:
         self.records = 0
         self._clock = clock
         self._destinations = destinations
@@ -158,7 +132,7 @@ class _Source:
 class _Writers:
     """Writes and seals at once, and keeps of a file its size."""
 
-    def __init__(self, inbox: _Inbox) -> None:
+    def __init__(self, inbox: InstantInbox) -> None:
         self._inbox = inbox
         self._sizes: dict[int, int] = {}
 
@@ -178,7 +152,7 @@ class _Writers:
 class _Uploader:
     """The real schedule over a store that takes everything at once; `turn` is its threads."""
 
-    def __init__(self, clock: _Clock, inbox: _Inbox, telemetry: Telemetry) -> None:
+    def __init__(self, clock: HandClock, inbox: InstantInbox, telemetry: Telemetry) -> None:
         self.objects = 0
         self._clock = clock
         self._schedule = UploadSchedule(
@@ -244,9 +218,9 @@ class Hours:
     """One archiver and its made-up surroundings."""
 
     def __init__(self, destinations: int, log: TextIO) -> None:
-        self.clock = _Clock()
+        self.clock = HandClock(FULL_HOUR)
         self._began = self.clock.now
-        inbox = _Inbox()
+        inbox = InstantInbox()
         self.telemetry = Telemetry(
             level="info",
             log_format="json",
