@@ -117,6 +117,7 @@ def produce(bootstrap: str, topic: str, work: Workload, seed: int = 1) -> int:
     producer: Any = Producer(
         {
             "bootstrap.servers": bootstrap,
+            "enable.idempotence": True,  # neither twice nor out of order, whatever a broker is busy with
             "linger.ms": 50,
             "batch.size": 1_000_000,
             "message.max.bytes": 10_000_000,

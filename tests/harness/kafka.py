@@ -479,6 +479,8 @@ class KafkaServer:
         producer = Producer(
             {
                 "bootstrap.servers": self.bootstrap,
+                # a new partition's leader may refuse a request and take the next: the order must survive it
+                "enable.idempotence": True,
                 "linger.ms": 5,
                 "message.max.bytes": 32 * 1024 * 1024,
                 "queue.buffering.max.messages": 0,

@@ -127,7 +127,7 @@ def test_c17_compaction_and_aborted_transactions_leave_gaps_that_are_passed(
         "max.compaction.lag.ms": "100",
     }
     kafka.create_topic(topic, config=compaction)
-    plain = Producer({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+    plain = Producer({"bootstrap.servers": kafka.bootstrap, "enable.idempotence": True, "log_level": 0})
     for n in range(300):
         plain.produce(topic, value("a", n), key=str(n % 10).encode())
         if n % 100 == 99:

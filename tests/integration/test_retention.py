@@ -26,7 +26,7 @@ ANSWER_SECS = 60.0
 
 def produce_at(kafka: KafkaServer, topic: str, times: Sequence[float]) -> None:
     """One record each, with these Unix times as timestamps."""
-    producer = ck.Producer({"bootstrap.servers": kafka.bootstrap})
+    producer = ck.Producer({"bootstrap.servers": kafka.bootstrap, "enable.idempotence": True})
     for at in times:
         producer.produce(topic, b'{"_org_id":"acme"}', partition=0, timestamp=int(at * 1000))
     assert producer.flush(30) == 0
