@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from archiver.domain.batch import TopicPartition
+from archiver.domain.rolling import RollReason
 from archiver.errors import FatalError
 from archiver.events import Drained, Stopped, Stopping
 
@@ -91,7 +92,7 @@ class Drain:
         archiver, parts = self._archiver, self._parts
         while parts.source.queued_bytes() and parts.clock.monotonic() < deadline:
             try:
-                batches = parts.source.take(WAIT_SECS)
+                batches = parts.source.take(WAIT_SECS, archiver.take_records)
             except FatalError as error:
                 archiver.fail(str(error))
                 return
@@ -108,12 +109,27 @@ class Drain:
         The deadline is asked for again and again: a request to stop brings it forward.
         """
         archiver, parts = self._archiver, self._parts
-        archiver.roll_all("shutdown" if partitions is None else "revoked", partitions)
-        while self._undurable(partitions) and (now := parts.clock.monotonic()) < (until := deadline()):
+        reason: RollReason = "shutdown" if partitions is None else "revoked"
+        archiver.roll_all(reason, partitions)
+        while left := self._undurable(partitions):
+            now, until = parts.clock.monotonic(), deadline()
+            if now >= until:
+                return
             archiver.pulse(now)
-            archiver.settle(parts.inbox.wait(min(WAIT_SECS, until - now)))
+            self._settle(left, min(now + WAIT_SECS, until))
             archiver.failures.retry()
-            archiver.roll_all("shutdown" if partitions is None else "revoked", partitions)
+            archiver.roll_all(reason, partitions)
+
+    def _settle(self, results_max: int, until: float) -> None:
+        """Take in results until there may be nothing left to wait for, or it is time to look again.
+
+        Looking goes over all files, so it is not done for every single result.
+        """
+        archiver, parts = self._archiver, self._parts
+        while results_max > 0 and (now := parts.clock.monotonic()) < until:
+            results = parts.inbox.wait(until - now)
+            archiver.settle(results)
+            results_max -= len(results)
 
     def _undurable(self, partitions: frozenset[TopicPartition] | None) -> int:
         """Files that hold these partitions (all, if None) and may still become durable."""

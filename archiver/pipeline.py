@@ -19,7 +19,7 @@ from archiver.domain.archive_file import RUN_BYTES, ArchiveFile
 from archiver.domain.batch import RecordBatch, TopicPartition
 from archiver.domain.keys import KeyMaker
 from archiver.domain.rolling import FlushPolicy, RollPolicy, RollReason
-from archiver.domain.routing import Router
+from archiver.domain.routing import Router, Slice
 from archiver.domain.sealed import SealedFile
 from archiver.domain.uncommitted import UncommittedBytes
 from archiver.drain import Drain
@@ -36,6 +36,7 @@ from archiver.events import (
     WriterIdChanged,
 )
 from archiver.local_failures import LocalFailures
+from archiver.native import native
 from archiver.ports import (
     Clock,
     DeadLetters,
@@ -64,6 +65,12 @@ from archiver.ports import (
 
 TAKE_SECS = 0.05
 """`consume` waits this long for a batch to fill: longer and the tail of a burst waits for it."""
+
+TAKE_RECORDS_MIN = 1_000
+TAKE_RECORDS_MAX = 64_000
+TAKE_RECORDS_PER_ROUTE = 16
+"""A record costs less the more of a batch share its route, and more where a batch leaves the processor's
+cache: few routes take small batches, many take large ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +107,17 @@ class Parts:
     """Called with the monotonic time whenever the loop turns, also while it waits in a drain."""
 
 
+def _add_none(
+    open_files: dict[str, ArchiveFile],
+    partition: TopicPartition,
+    slices: list[Slice],
+    bytes_max: int,
+    records_max: int,
+) -> tuple[list[Slice], int]:
+    """What is done of `add_slices` where it has not been compiled: nothing."""
+    return slices, 0
+
+
 class Archiver:
     """The running archiver; also what the source tells about its partitions (`PartitionListener`)."""
 
@@ -126,6 +144,7 @@ class Archiver:
         """Files that still take records or wait to be closed, by id, the first to close first."""
         self.failures = LocalFailures(self)
         self.pressure = Pressure(self)
+        self._add_slices = _add_none if native is None else native.add_slices
         self._next_id = 1
         self.stop_asked_at: float | None = None
         """Monotonic time of the request to stop: the time for it runs from there, whatever is going on."""
@@ -175,7 +194,7 @@ class Archiver:
         """One turn. Raises `FatalError` when it cannot go on."""
         now = self.parts.clock.monotonic()
         self.pulse(now)
-        batches = self.parts.source.take(TAKE_SECS)
+        batches = self.parts.source.take(TAKE_SECS, self.take_records)
         if batches:
             self.register(batches)
         self.pressure.hold_memory()
@@ -200,6 +219,11 @@ class Archiver:
 
     # --- records in --------------------------------------------------------------------------
 
+    @property
+    def take_records(self) -> int:
+        """How many records to take at once."""
+        return min(max(TAKE_RECORDS_MIN, TAKE_RECORDS_PER_ROUTE * len(self.open)), TAKE_RECORDS_MAX)
+
     def register(self, batches: Sequence[RecordBatch]) -> None:
         """Route batches into buffers, hold their offsets, and only then move the positions on."""
         records = tombstones = multiline = memory = 0
@@ -208,8 +232,10 @@ class Archiver:
         bytes_max, records_max = flush.flush_bytes, flush.flush_records
         for batch in batches:
             partition, routed = batch.partition, self.parts.router.route_batch(batch)
+            left, added = self._add_slices(open_files, partition, routed.slices, bytes_max, records_max)
+            memory += added
             # Where every record has a route of its own this is per record: no call that can be spared.
-            for route, lines, first, last, count in routed.slices:
+            for route, lines, first, last, count in left:
                 file = open_files.get(route)
                 if file is None:
                     file = open_files[route] = self.new_file(route, now)

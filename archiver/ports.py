@@ -107,8 +107,8 @@ class Source(Protocol):
         """Begin to join. Returns at once: a broker that is away is retried for ever, audibly."""
         ...
 
-    def take(self, timeout_secs: float) -> Sequence[RecordBatch]:
-        """Records in partition order, up to about a thousand, or nothing after `timeout_secs`.
+    def take(self, timeout_secs: float, records_max: int) -> Sequence[RecordBatch]:
+        """Records in partition order, up to about `records_max`, or nothing after `timeout_secs`.
 
         Serves rebalances and commit answers through the listener before it returns. Nothing of a
         partition that is not assigned any more is returned. Raises `SourceFatalError`.

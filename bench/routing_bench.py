@@ -27,6 +27,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message
 from archiver.codecs import CODECS
 from archiver.domain.batch import RecordBatch, TopicPartition
 from archiver.domain.routing import Router, _multiline
+from archiver.pipeline import TAKE_RECORDS_MIN
 from archiver.settings.models import Kafka
 from archiver.sources.kafka_client import consumer_properties
 from archiver.sources.kafka_feed import ConsumedFeed, make_feed
@@ -158,7 +159,7 @@ def take(topic: Topic, partitions: int, *, compiled: bool) -> Figures:
     deadline = time.monotonic() + 120
     while records < topic.records and time.monotonic() < deadline:
         held, began = sys.getallocatedblocks(), time.thread_time_ns()
-        batches, _ = source.take(wanted, 0.05)
+        batches, _ = source.take(wanted, 0.05, TAKE_RECORDS_MIN)
         spent += time.thread_time_ns() - began
         blocks += sys.getallocatedblocks() - held
         records += sum(len(batch.values) for batch in batches)

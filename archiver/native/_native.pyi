@@ -56,13 +56,15 @@ class Feed:
         """What the client fetches of this partition comes here; to be called before it is assigned."""
 
     def take(
-        self, most: int, timeout_ms: int
+        self, most: int, bytes_max: int, timeout_ms: int
     ) -> tuple[
         list[tuple[str, int, Values, Offsets]],
         list[tuple[int, str, str | None, int, int]],
         list[tuple[int, str, bool]],
     ]:
-        """Runs of messages, each of one partition; events `(code, text, topic, partition, offset)`; errors of
+        """Up to `most` messages; once those taken hold `bytes_max` bytes, no further thousand is begun.
+
+        Runs of messages, each of one partition; events `(code, text, topic, partition, offset)`; errors of
         the whole client `(code, text, fatal)`, which come here and not to an `error_cb`."""
 
     def close(self) -> None:
@@ -70,6 +72,15 @@ class Feed:
 
 def scan(value: bytes, field: bytes) -> bytes | None:
     """The field's JSON text as `Grouper` sees it: `b""` where it is missing, None where it is not sure."""
+
+def add_slices(
+    open: dict[str, Any], partition: tuple[str, int], slices: list[Any], bytes_max: int, records_max: int
+) -> tuple[list[Any], int]:
+    """Add slices of a partition to the buffers of `open` files (by route), as `ArchiveFile.add` does.
+
+    Only where the buffer has records of the partition already and stays below both bounds; the others come
+    back, in order, and beside them the bytes of the lines that were added.
+    """
 
 def load_client(path: str) -> None:
     """Look up librdkafka's functions in a library that is loaded (or one that it depends on).

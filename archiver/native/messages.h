@@ -363,10 +363,30 @@ static PyObject *told_errors(Feed *self) {
     return list;
 }
 
+/* Up to `most` messages into `taken`, a thousand at a time: each thousand waits until it is full, so only the first is
+ * waited for, and what they hold can be bounded between them. */
+#define TAKE_AT_ONCE 1000
+static ssize_t taken_messages(Feed *self, size_t most, size_t bytes_max, int timeout_ms) {
+    size_t count = 0, bytes = 0;
+    while (count < most && bytes < bytes_max) {
+        size_t wanted = most - count < TAKE_AT_ONCE ? most - count : TAKE_AT_ONCE;
+        ssize_t got = client.consume_batch_queue(self->queue, count ? 0 : timeout_ms, self->taken + count, wanted);
+        if (got <= 0) break;
+        for (ssize_t i = 0; i < got; i++) bytes += self->taken[count + (size_t)i]->len;
+        count += (size_t)got;
+        if ((size_t)got < wanted) break;
+    }
+    return (ssize_t)count;
+}
+
 static PyObject *Feed_take(Feed *self, PyObject *args) {
-    Py_ssize_t most;
+    Py_ssize_t most, bytes_max;
     int timeout_ms;
-    if (!PyArg_ParseTuple(args, "ni", &most, &timeout_ms) || !feed_is_open(self)) return NULL;
+    if (!PyArg_ParseTuple(args, "nni", &most, &bytes_max, &timeout_ms) || !feed_is_open(self)) return NULL;
+    if (most < 0 || bytes_max < 0) {
+        PyErr_SetString(PyExc_ValueError, "records and bytes must not be negative");
+        return NULL;
+    }
     if (most > self->taken_size) {
         rd_kafka_message_t **grown = PyMem_Realloc(self->taken, (size_t)most * sizeof *grown);
         if (!grown) return PyErr_NoMemory();
@@ -374,7 +394,7 @@ static PyObject *Feed_take(Feed *self, PyObject *args) {
     }
     ssize_t count;
     Py_BEGIN_ALLOW_THREADS
-    count = client.consume_batch_queue(self->queue, timeout_ms, self->taken, (size_t)most);
+    count = taken_messages(self, (size_t)most, (size_t)bytes_max, timeout_ms);
     Py_END_ALLOW_THREADS
     PyObject *runs = PyList_New(0), *events = PyList_New(0), *told = told_errors(self);
     int failed = !runs || !events || !told || split_taken(self, count, runs, events) < 0;
@@ -418,7 +438,7 @@ static PyMethodDef Feed_methods[] = {
     {"attach", (PyCFunction)Feed_attach, METH_VARARGS,
      "attach(topic, partition): what the client fetches of it comes here; call it before it is assigned"},
     {"take", (PyCFunction)Feed_take, METH_VARARGS,
-     "take(most, timeout_ms) -> ([(topic, partition, values, offsets)], [(code, text, topic, partition, offset)], "
+     "take(most, bytes_max, timeout_ms) -> ([(topic, partition, values, offsets)], [(code, text, topic, partition, offset)], "
      "[(code, text, fatal)])"},
     {"close", (PyCFunction)Feed_close, METH_NOARGS, "Let go of the queue; before the client is closed."},
     {NULL}};

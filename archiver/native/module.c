@@ -5,6 +5,7 @@
 #include "messages.h"
 #include "scan.h"
 #include "grouper.h"
+#include "buffers.h"
 
 static PyObject *scan(PyObject *module, PyObject *args) {
     (void)module;
@@ -27,6 +28,8 @@ static PyObject *scan(PyObject *module, PyObject *args) {
 
 static PyMethodDef module_methods[] = {
     {"scan", scan, METH_VARARGS, "scan(value, field) -> the field's JSON text, b'' if missing, None if unsure"},
+    {"add_slices", add_slices, METH_VARARGS,
+     "add_slices(open, partition, slices, bytes_max, records_max) -> (slices left to Python, bytes added)"},
     {"load_client", load_client, METH_O, "load_client(path): look up librdkafka in a library that is loaded"},
     {NULL}};
 
@@ -42,7 +45,7 @@ static PyTypeObject *add_type(PyObject *into, PyType_Spec *spec, const char *nam
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *made = PyModule_Create(&module);
     if (!made) return NULL;
-    if (!(values_type = add_type(made, &Values_spec, "Values")) ||
+    if (!intern_names() || !(values_type = add_type(made, &Values_spec, "Values")) ||
         !(offsets_type = add_type(made, &Offsets_spec, "Offsets")) || !add_type(made, &Feed_spec, "Feed") ||
         !add_type(made, &Grouper_spec, "Grouper"))
         Py_CLEAR(made);

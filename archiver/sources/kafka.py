@@ -105,7 +105,7 @@ class KafkaSource:
 
     # --- records ----------------------------------------------------------------------------
 
-    def take(self, timeout_secs: float) -> Sequence[RecordBatch]:
+    def take(self, timeout_secs: float, records_max: int) -> Sequence[RecordBatch]:
         """See `ports.Source`. Returns after 50 ms at most unless a rebalance is served meanwhile."""
         self._raise_if_dead()
         self._follow_topics()
@@ -116,7 +116,9 @@ class KafkaSource:
         self._notice_joining()
         self._taking = True
         try:
-            taken, events = self._feed.take(self._partitions.active, min(timeout_secs, TAKE_SECS_MAX))
+            taken, events = self._feed.take(
+                self._partitions.active, min(timeout_secs, TAKE_SECS_MAX), records_max
+            )
         except ck.KafkaException as error:
             raise SourceFatalError(f"the Kafka client cannot go on: {error}") from error
         # An error from here on leaves `_taking` set: the client counts as passed what nobody was given.

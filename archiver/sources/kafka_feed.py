@@ -18,7 +18,10 @@ from archiver.native import native
 from archiver.sources.kafka_columns import batches, split_events
 
 TAKE_RECORDS = 1_000
-"""More leave the processor's cache: 5,000 and above cost 10–25 %."""
+"""What the client's `consume` is asked for: more objects leave the processor's cache, 5,000 and above cost
+10–25 %."""
+TAKE_BYTES_MAX = 16 * 1024 * 1024
+"""A take does not go on beyond this: what it returns is in no bound until it has been buffered."""
 PLUGINS = "plugin.library.paths"
 
 
@@ -38,9 +41,11 @@ class Feed(Protocol):
         ...
 
     def take(
-        self, wanted: Container[TopicPartition], timeout_secs: float
+        self, wanted: Container[TopicPartition], timeout_secs: float, records_max: int
     ) -> tuple[Sequence[RecordBatch], Sequence[Any]]:
         """Batches of the partitions that are `wanted`, in offset order each, and error events.
+
+        Up to `records_max` records, or fewer where more at a time do not pay.
 
         The client's callbacks run inside, and errors of the whole client are told there. Raises
         `KafkaException`.
@@ -83,10 +88,10 @@ class ConsumedFeed:
         """See `Feed`."""
 
     def take(
-        self, wanted: Container[TopicPartition], timeout_secs: float
+        self, wanted: Container[TopicPartition], timeout_secs: float, records_max: int
     ) -> tuple[Sequence[RecordBatch], Sequence[Any]]:
         """See `Feed`."""
-        records, events = split_events(self._consumer.consume(TAKE_RECORDS, timeout_secs))
+        records, events = split_events(self._consumer.consume(min(records_max, TAKE_RECORDS), timeout_secs))
         return batches(records, wanted), events
 
     def close(self) -> None:
@@ -122,11 +127,11 @@ class NativeFeed:
             self._feed.attach(topic, partition)
 
     def take(
-        self, wanted: Container[TopicPartition], timeout_secs: float
+        self, wanted: Container[TopicPartition], timeout_secs: float, records_max: int
     ) -> tuple[Sequence[RecordBatch], Sequence[Any]]:
         """See `Feed`. What the client's own queue still has of a partition is older than what ours has."""
-        earlier, events = self._served.take(wanted, 0.0)
-        runs, troubles, errors = self._feed.take(TAKE_RECORDS, int(timeout_secs * 1_000))
+        earlier, events = self._served.take(wanted, 0.0, TAKE_RECORDS)
+        runs, troubles, errors = self._feed.take(records_max, TAKE_BYTES_MAX, int(timeout_secs * 1_000))
         for code, text, fatal in errors:
             self._on_error(ck.KafkaError(code, text, fatal=fatal))
         if not runs:  # nothing ought to have come loose meanwhile; if it has, it does not stay so

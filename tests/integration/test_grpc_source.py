@@ -107,7 +107,7 @@ def taken(source: GrpcSource, records: int, secs: float = 60) -> list[bytes]:
     values: list[bytes] = []
     until = time.monotonic() + secs
     while len(values) < records and time.monotonic() < until:
-        for batch in source.take(0.05):
+        for batch in source.take(0.05, 1_000):
             values += [value for value in batch.values if value is not None]
     return values
 
@@ -129,9 +129,9 @@ def test_an_answered_push_comes_out_of_take_in_order_with_rising_offsets(
     assert sender.push(b'{"n":1}\n{"n":2}\r\n') == 2
     assert sender.push(b'{"n":3}', wire.AUTO) == 1
     assert source.queued_bytes() > 0
-    first = source.take(1)
+    first = source.take(1, 1_000)
     assert sender.route_batch([wire.Record(payload=b"a\nb", key="k"), wire.Record(payload=b"")]) == 2
-    second = source.take(1)
+    second = source.take(1, 1_000)
     assert [list(batch.values) for batch in first] == [[b'{"n":1}', b'{"n":2}\r', b'{"n":3}']]
     assert [list(batch.values) for batch in second] == [[b"a\nb", b""]]
     assert [list(batch.offsets) for batch in (*first, *second)] == [[0, 1, 2], [3, 4]]
@@ -141,14 +141,14 @@ def test_an_answered_push_comes_out_of_take_in_order_with_rising_offsets(
 
 def test_nothing_to_take_is_an_empty_answer_after_the_timeout(source: GrpcSource) -> None:
     began = time.monotonic()
-    assert source.take(0.05) == ()
+    assert source.take(0.05, 1_000) == ()
     assert 0.04 < time.monotonic() - began < SLACK_SECS
 
 
 def test_a_push_without_records_is_answered_with_zero(source: GrpcSource, sender: Sender) -> None:
     assert sender.push(b"") == 0
     assert sender.route_batch([]) == 0
-    assert source.take(0) == ()
+    assert source.take(0, 1_000) == ()
 
 
 def test_there_are_no_positions_and_nothing_to_commit(source: GrpcSource, sender: Sender) -> None:
@@ -174,7 +174,7 @@ def test_formats_that_are_not_lines_are_refused_with_the_reason(
         assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
         assert kind in error.details()
         assert "JSON" in error.details()
-    assert source.take(0) == ()
+    assert source.take(0, 1_000) == ()
 
 
 def test_bytes_that_are_no_message_are_refused(source: GrpcSource, sender: Sender) -> None:
@@ -203,7 +203,7 @@ def test_records_of_many_senders_are_each_taken_once_and_each_senders_in_order(s
     values = taken(source, 800)
     for thread in threads:
         thread.join()
-    assert source.take(0.05) == ()
+    assert source.take(0.05, 1_000) == ()
     for name in range(8):
         mine = [value for value in values if value.startswith(b"%d:" % name)]
         assert mine == [b"%d:%d" % (name, number) for number in range(100)]
@@ -241,7 +241,7 @@ def test_at_the_bound_pushes_are_refused_at_once_with_a_hint_and_nothing_accepte
         assert sorted(times)[10] < 0.5  # there is no waiting for room
 
         assert taken(source, accepted) == [b"x" * 999] * accepted
-        assert source.take(0) == ()
+        assert source.take(0, 1_000) == ()
         assert source.ready() is None
         assert sender.serving()
         assert sender.push(b"again") == 1
@@ -259,7 +259,7 @@ def test_a_full_queue_refuses_before_it_reads_until_a_fifth_of_it_is_free() -> N
         _wait_for_the_calls_end(stuck)  # answered although its message has not come
         stuck.close()
         while source.queued_bytes() > 80_000:
-            assert source.take(0)
+            assert source.take(0, 1_000)
         assert sender.push(small) == 1
         sender.channel.close()
 
@@ -312,7 +312,7 @@ def test_a_message_above_the_bound_is_refused_also_when_it_travels_compressed(
         sender = Sender(source)
         error = refusal(lambda: sender.push(b"x" * (2 << 20), compression=compression))
         assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert source.take(0.05) == ()
+        assert source.take(0.05, 1_000) == ()
         assert sender.push(b"x" * (1 << 19), compression=compression) == 1
         assert taken(source, 1) == [b"x" * (1 << 19)]
         sender.channel.close()
@@ -325,10 +325,10 @@ def test_while_paused_nothing_is_handed_out_the_queue_fills_and_then_pushes_are_
         source.pause()
         source.pause()
         assert sender.push(b"x" * 6000) == 1
-        assert source.take(0.05) == ()
+        assert source.take(0.05, 1_000) == ()
         assert source.ready() is None
         assert refusal(lambda: sender.push(b"y" * 6000)).code() == grpc.StatusCode.UNAVAILABLE
-        assert source.take(0.05) == ()
+        assert source.take(0.05, 1_000) == ()
         source.resume()
         source.resume()
         assert taken(source, 1) == [b"x" * 6000]
@@ -434,7 +434,7 @@ def test_a_push_whose_deadline_has_passed_is_not_archived(source: GrpcSource) ->
     _other_half(hasty)
     _other_half(patient)
     assert taken(source, 1) == [b"a" * 14]
-    assert source.take(0.5) == ()
+    assert source.take(0.5, 1_000) == ()
     patient.close()
     hasty.close()
 
@@ -539,14 +539,14 @@ def test_after_stop_taking_pushes_are_refused_and_answered_ones_are_handed_out(
     assert not sender.serving()
     assert source.ready() is not None
     assert taken(source, 2) == [b"a", b"b"]
-    assert source.take(0) == ()
+    assert source.take(0, 1_000) == ()
 
 
 def test_a_stop_while_paused_still_hands_out_what_was_answered(source: GrpcSource, sender: Sender) -> None:
     """[G1]: the bound that paused it may never be free again before the process ends."""
     source.pause()
     sender.push(b"a")
-    assert source.take(0) == ()
+    assert source.take(0, 1_000) == ()
     source.stop_taking()
     assert taken(source, 1) == [b"a"]
 
@@ -577,7 +577,7 @@ def test_a_stop_under_fire_hands_out_exactly_what_was_answered() -> None:
         source.stop_taking()
         for thread in threads:
             thread.join()
-        while batches := source.take(0.05):
+        while batches := source.take(0.05, 1_000):
             values += [value for batch in batches for value in batch.values if value is not None]
         assert sorted(values) == sorted(answered)
 
@@ -593,7 +593,7 @@ def test_close_lets_the_port_go_and_can_be_called_twice() -> None:
     source.close(5)
     assert time.monotonic() - began < SLACK_SECS
     assert source.ready() is not None
-    assert source.take(0) == ()
+    assert source.take(0, 1_000) == ()
     again = GrpcSource(Grpc(listen=f"127.0.0.1:{port}"), unheard)
     again.start(NoListener())
     again.close(5)
@@ -687,7 +687,7 @@ def test_with_a_certificate_pushes_are_taken_over_tls_alone(tmp_path: Path) -> N
         stranger = Sender(source, trusting(Authority(tmp_path, "other")))
         assert refusal(lambda: stranger.push(b"c")).code() == grpc.StatusCode.UNAVAILABLE
         assert taken(source, 1) == [b"a"]
-        assert source.take(0.05) == ()
+        assert source.take(0.05, 1_000) == ()
 
 
 def test_with_a_client_authority_only_its_senders_are_served(tmp_path: Path) -> None:
@@ -700,7 +700,7 @@ def test_with_a_client_authority_only_its_senders_are_served(tmp_path: Path) -> 
             error = refusal(lambda credentials=credentials: Sender(source, credentials).push(b"b"))  # type: ignore[misc]
             assert error.code() == grpc.StatusCode.UNAVAILABLE
         assert taken(source, 1) == [b"a"]
-        assert source.take(0.05) == ()
+        assert source.take(0.05, 1_000) == ()
 
 
 def test_a_renewed_certificate_is_served_without_a_restart_and_a_broken_one_is_not(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ class Member:
 
     def turn(self, timeout: float = 0.05) -> int:
         taken = 0
-        for batch in self.source.take(timeout):
+        for batch in self.source.take(timeout, 1_000):
             assert batch.partition in self.ours
             assert len(batch.values) == len(batch.offsets)
             self.records += zip(

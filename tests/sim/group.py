@@ -214,7 +214,7 @@ class SimSource:
 
     # --- records ----------------------------------------------------------------------------
 
-    def take(self, timeout_secs: float) -> Sequence[RecordBatch]:
+    def take(self, timeout_secs: float, records_max: int) -> Sequence[RecordBatch]:
         if self._in_callback:
             raise Violation("records are taken inside a callback")
         world = self.world

@@ -423,7 +423,7 @@ def end_with_the_source(patch: Patch) -> None:
 
     def take_the_rest(self: Drain, deadline: float) -> None:
         while self._parts.source.queued_bytes():
-            self._archiver.register(self._parts.source.take(0.1))
+            self._archiver.register(self._parts.source.take(0.1, 1_000))
 
     patch.setattr(Drain, "_take_the_rest", take_the_rest)
 

@@ -49,7 +49,7 @@ class SimPushSource:
     def start(self, listener: PartitionListener) -> None:
         """Nothing to be told: there are no partitions."""
 
-    def take(self, timeout_secs: float) -> Sequence[RecordBatch]:
+    def take(self, timeout_secs: float, records_max: int) -> Sequence[RecordBatch]:
         world = self.world
         world.may_die()
         if not self._stopped and not self.dead:

@@ -81,7 +81,7 @@ class _Source:
         self._listener = listener
         listener.assigned(dict.fromkeys(self._positions))
 
-    def take(self, timeout_secs: float) -> Sequence[RecordBatch]:
+    def take(self, timeout_secs: float, records_max: int) -> Sequence[RecordBatch]:
         """The next destinations of the minute; each comes from another partition the minute after."""
         if self._asked is not None and self._listener is not None:
             marks, self._asked = self._asked, None

@@ -98,7 +98,7 @@ class Outside:
     # source
     def start(self, listener: PartitionListener) -> None: ...
 
-    def take(self, timeout_secs: float) -> Sequence[RecordBatch]:
+    def take(self, timeout_secs: float, records_max: int) -> Sequence[RecordBatch]:
         taken, self.batches = self.batches, []
         return taken
 
@@ -301,7 +301,7 @@ def test_records_that_an_error_took_away_again_are_not_passed() -> None:
     source._feed.open(cast(Any, Client()))
     source._consumer = cast(Any, Client())
     with pytest.raises(SourceFatalError):
-        source.take(0.0)
+        source.take(0.0, 1)
     assert source.positions() == {}
 
 

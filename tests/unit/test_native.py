@@ -257,7 +257,7 @@ def test_a_feed_without_a_client_of_its_own_is_refused() -> None:
     feed = native.Feed()
     uses: list[Callable[[], object]] = [
         lambda: feed.open(object()),
-        lambda: feed.take(1, 0),
+        lambda: feed.take(1, 1, 0),
         lambda: feed.attach("t", 0),
     ]
     for use in uses:
