@@ -100,7 +100,7 @@ def _source() -> None:
 
     def drain() -> None:
         nonlocal records
-        while (batches := source.take(0.05)) or not done.is_set():
+        while (batches := source.take(0.05, 1000)) or not done.is_set():
             records += sum(len(batch.values) for batch in batches)
 
     thread = threading.Thread(target=drain)

@@ -17,6 +17,22 @@ class Offsets:
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> int: ...
 
+class Lines:
+    """Values that lie in buffers of others: a column without an object for each."""
+
+    def __init__(self) -> None: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> bytes: ...
+    def cut(self, buffer: bytes, start: int, stop: int, most: int) -> int:
+        r"""Add the next lines of `buffer[start:stop]`, at most so many, without their `\n`.
+
+        The last one may leave its `\n` out. Returns where the next one starts. Raises `ValueError` where
+        the buffer has no such part.
+        """
+
+    def extend(self, values: list[bytes]) -> None:
+        """Add values as they are."""
+
 class Grouper:
     """Sorts batches of one topic's values by the route that their field leads to.
 
@@ -38,7 +54,7 @@ class Grouper:
         seed: int,
     ) -> None: ...
     def group(
-        self, values: list[bytes | None] | Values, offsets: Sequence[int] | Offsets
+        self, values: list[bytes | None] | Lines | Values, offsets: Sequence[int] | Offsets
     ) -> tuple[list[Any], int, int, dict[str, int]]:
         """`(slices, tombstones, values with a newline, {reason: records})`; a slice is
         `slice_type(route, lines, first offset, last offset, records)`."""
@@ -81,6 +97,9 @@ def add_slices(
     Only where the buffer has records of the partition already and stays below both bounds; the others come
     back, in order, and beside them the bytes of the lines that were added.
     """
+
+def count_lines(buffer: bytes, start: int, stop: int) -> int:
+    """How many values `Lines.cut` would find in that part."""
 
 def load_client(path: str) -> None:
     """Look up librdkafka's functions in a library that is loaded (or one that it depends on).

@@ -205,6 +205,7 @@ static int slice_grow(Grouper *self) {
 static Py_ssize_t sort_values(
     Grouper *self, const batch_view *view, PyObject *reasons, Py_ssize_t *tombstones, Py_ssize_t *multiline) {
     Py_ssize_t slices = 0;
+    int look = view_may_be_multiline(view);
     self->batch++;
     for (Py_ssize_t i = 0; i < view->count; i++) {
         const char *value;
@@ -215,7 +216,7 @@ static Py_ssize_t sort_values(
             ++*tombstones;
             continue;
         }
-        if (memchr(value, '\n', (size_t)length)) ++*multiline;
+        if (look && memchr(value, '\n', (size_t)length)) ++*multiline;
         route_entry *route = route_of_value(self, value, length, reasons);
         if (!route) return -1;
         if (route->batch != self->batch) {

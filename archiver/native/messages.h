@@ -8,6 +8,7 @@
 #define ARCHIVER_MESSAGES_H
 
 #include "python.h"
+#include "lines.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -210,7 +211,7 @@ static PyType_Spec Offsets_spec = {
     "archiver.native._native.Offsets", offsetof(Offsets, offsets), sizeof(int64_t),
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, Offsets_slots};
 
-/* --- a batch, from either kind of column --- */
+/* --- a batch, from any kind of column --- */
 
 typedef struct {
     Py_ssize_t count;
@@ -218,11 +219,14 @@ typedef struct {
 } batch_view;
 
 static int view_of(batch_view *view, PyObject *values, PyObject *offsets) {
-    if (!PyList_Check(values) && Py_TYPE(values) != values_type) {
-        PyErr_SetString(PyExc_TypeError, "values must be a list or Values");
+    Py_ssize_t count;
+    if (Py_TYPE(values) == lines_type) count = ((Lines *)values)->count;
+    else if (PyList_Check(values) || Py_TYPE(values) == values_type) count = Py_SIZE(values);
+    else {
+        PyErr_SetString(PyExc_TypeError, "values must be a list, Lines or Values");
         return -1;
     }
-    *view = (batch_view){Py_SIZE(values), values, offsets};
+    *view = (batch_view){count, values, offsets};
     Py_ssize_t length = PySequence_Size(offsets);
     if (length < 0) return -1;
     if (length != view->count) {
@@ -239,10 +243,20 @@ static inline int view_value(const batch_view *view, Py_ssize_t i, const char **
         *value = message->payload, *length = (Py_ssize_t)message->len;
         return 0;
     }
+    if (Py_TYPE(view->values) == lines_type) {
+        const line *found = &((Lines *)view->values)->lines[i];
+        *value = found->start, *length = found->length;
+        return 0;
+    }
     PyObject *item = PyList_GET_ITEM(view->values, i);
     *value = NULL, *length = 0;
     if (item == Py_None) return 0;
     return PyBytes_AsStringAndSize(item, (char **)value, length);
+}
+
+/* Whether a value may hold a newline: none does that was cut at them. */
+static inline int view_may_be_multiline(const batch_view *view) {
+    return Py_TYPE(view->values) != lines_type || ((Lines *)view->values)->whole;
 }
 
 static inline PyObject *view_offset(const batch_view *view, Py_ssize_t i) {

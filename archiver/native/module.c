@@ -2,6 +2,7 @@
  * `archiver/native/_native.pyi` what it offers. Without it the archiver does the same in Python. */
 
 #include "python.h"
+#include "lines.h"
 #include "messages.h"
 #include "scan.h"
 #include "grouper.h"
@@ -30,6 +31,7 @@ static PyMethodDef module_methods[] = {
     {"scan", scan, METH_VARARGS, "scan(value, field) -> the field's JSON text, b'' if missing, None if unsure"},
     {"add_slices", add_slices, METH_VARARGS,
      "add_slices(open, partition, slices, bytes_max, records_max) -> (slices left to Python, bytes added)"},
+    {"count_lines", count_lines, METH_VARARGS, "count_lines(buffer, start, stop) -> how many lines that part has"},
     {"load_client", load_client, METH_O, "load_client(path): look up librdkafka in a library that is loaded"},
     {NULL}};
 
@@ -45,7 +47,8 @@ static PyTypeObject *add_type(PyObject *into, PyType_Spec *spec, const char *nam
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *made = PyModule_Create(&module);
     if (!made) return NULL;
-    if (!intern_names() || !(values_type = add_type(made, &Values_spec, "Values")) ||
+    if (!intern_names() || !(lines_type = add_type(made, &Lines_spec, "Lines")) ||
+        !(values_type = add_type(made, &Values_spec, "Values")) ||
         !(offsets_type = add_type(made, &Offsets_spec, "Offsets")) || !add_type(made, &Feed_spec, "Feed") ||
         !add_type(made, &Grouper_spec, "Grouper"))
         Py_CLEAR(made);

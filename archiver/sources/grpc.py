@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from operator import attrgetter
 from typing import TYPE_CHECKING, NoReturn
@@ -28,6 +28,7 @@ from archiver.sources.pushes import JsonLines, Push, PushQueue, Values
 from archiver.sources.refusals import Refusals
 from archiver.sources.tls import server_credentials
 from archiver.sources.wire import transport_pb2 as wire
+from archiver.sources.wire.plain import plain_push
 
 if TYPE_CHECKING:
     from archiver.settings.models import Grpc
@@ -347,6 +348,10 @@ class _NotArchivable(Exception):
 
 
 def _lines_of(raw: bytes) -> Push:
+    if (plain := plain_push(raw)) is not None:
+        start, stop, number = plain
+        _check_formats({number})
+        return JsonLines(raw, start, stop)
     request = wire.PushRequest.FromString(raw)
     _check_formats({request.format})
     return JsonLines(request.payload)
@@ -358,7 +363,7 @@ def _values_of(raw: bytes) -> Push:
     return Values(list(map(attrgetter("payload"), records)))
 
 
-def _check_formats(formats: set[wire.Format]) -> None:
+def _check_formats(formats: Set[int]) -> None:
     for number in sorted(formats - _ARCHIVABLE):
         name = wire.Format.Name(number) if number in wire.Format.values() else f"format {number}"
         raise _NotArchivable(f"{name} cannot be archived as lines: send JSON or JSON lines (JSON or AUTO)")

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
-from io import BytesIO
-from itertools import islice, repeat
-from typing import Literal, Protocol
+from collections.abc import Sequence
+from typing import Literal, Protocol, cast
 
-PIECE_RECORDS = 1000
-"""Records of a push handed out at once; larger batches leave the processor's cache."""
+from archiver.sources.columns import Column, count_lines, new_column
+
+PIECE_RECORDS = 2500
+PIECE_BYTES = 1 << 20
+"""What is handed out at once: so many records at most, and no further push once there are so many bytes.
+
+A batch costs a turn of the loop and a run of lines per route, whatever its size."""
 
 _RECORD_COST_BYTES = 64
 """What a value of its own costs beside its bytes: the object's header and its place in a list."""
@@ -33,46 +36,46 @@ class Push(Protocol):
         """Bytes that it holds in memory while it waits."""
         ...
 
-    def pieces(self) -> Iterator[list[bytes]]:
-        """Its values in order, at most `PIECE_RECORDS` at a time, never an empty list."""
+    def hand_out(self, into: Column, most: int) -> bool:
+        """Add its next values in order, at most so many; whether it has more."""
         ...
 
 
 class JsonLines:
-    r"""A payload whose records end with `\n`; the last one may leave it out. A `\r` is part of its record."""
+    r"""A payload whose records end with `\n`; the last one may leave it out. A `\r` is part of its record.
 
-    __slots__ = ("_payload", "cost", "records")
+    The payload is a part of the `message` that brought it, so that it need not be copied out.
+    """
 
-    def __init__(self, payload: bytes) -> None:
-        self._payload = payload
-        self.records = _newlines(payload) + (1 if payload and not payload.endswith(b"\n") else 0)
-        self.cost = len(payload) + _RECORD_COST_BYTES
+    __slots__ = ("_message", "_next", "_stop", "cost", "records")
 
-    def pieces(self) -> Iterator[list[bytes]]:
-        # a file's lines are found with memchr, which `split` does not use: half of its time
-        lines = map(bytes.removesuffix, BytesIO(self._payload), repeat(b"\n"))
-        while piece := list(islice(lines, PIECE_RECORDS)):
-            yield piece
+    def __init__(self, message: bytes, start: int = 0, stop: int | None = None) -> None:
+        self._message = message
+        self._next = start
+        self._stop = len(message) if stop is None else stop
+        self.records = count_lines(message, start, self._stop)
+        self.cost = len(message) + _RECORD_COST_BYTES
 
-
-def _newlines(payload: bytes) -> int:
-    """Leaving them out is done with memchr and counting them is not: a fifth of the time of `count`."""
-    return len(payload) - len(payload.replace(b"\n", b""))
+    def hand_out(self, into: Column, most: int) -> bool:
+        self._next = into.cut(self._message, self._next, self._stop, most)
+        return self._next < self._stop
 
 
 class Values:
     """Records that came with a payload each, taken as they are."""
 
-    __slots__ = ("_values", "cost", "records")
+    __slots__ = ("_next", "_values", "cost", "records")
 
     def __init__(self, values: list[bytes]) -> None:
         self._values = values
+        self._next = 0
         self.records = len(values)
         self.cost = sum(map(len, values)) + _RECORD_COST_BYTES * (1 + len(values))
 
-    def pieces(self) -> Iterator[list[bytes]]:
-        for first in range(0, len(self._values), PIECE_RECORDS):
-            yield self._values[first : first + PIECE_RECORDS]
+    def hand_out(self, into: Column, most: int) -> bool:
+        first, self._next = self._next, self._next + most
+        into.extend(self._values[first : self._next])
+        return self._next < self.records
 
 
 class PushQueue:
@@ -81,7 +84,7 @@ class PushQueue:
     A push counts in full until its last record has been taken.
     """
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, *, compiled: bool = True) -> None:
         self._bytes_max = bytes_max
         self._low_bytes = bytes_max * 4 // 5
         self._bytes = 0
@@ -89,8 +92,9 @@ class PushQueue:
         self._changed = threading.Condition()
         self._stopping = False
         self._refused = False
-        self._open: tuple[Push, Iterator[list[bytes]]] | None = None
-        self._open_records_left = 0
+        self._open: Push | None = None
+        """Handed out in part."""
+        self._compiled = compiled
 
     @property
     def held_bytes(self) -> int:
@@ -136,33 +140,18 @@ class PushQueue:
         with self._changed:
             self._stopping = True
 
-    def take(self, timeout_secs: float) -> list[bytes]:
-        """The next values in order of arrival, about `PIECE_RECORDS`; empty after `timeout_secs`."""
-        values: list[bytes] = []
-        while len(values) < PIECE_RECORDS:
-            piece = self._next_piece(0.0 if values else timeout_secs)
-            if piece is None:
-                break
-            if values:
-                values += piece
-            else:
-                values = piece
-        return values
-
-    def _next_piece(self, timeout_secs: float) -> list[bytes] | None:
-        if self._open is None:
-            push = self._pop(timeout_secs)
+    def take(self, timeout_secs: float) -> Sequence[bytes]:
+        """The next values in order of arrival, at most `PIECE_RECORDS`; none after `timeout_secs`."""
+        values, size_bytes = new_column(compiled=self._compiled), 0
+        while (room := PIECE_RECORDS - len(values)) > 0 and size_bytes < PIECE_BYTES:
+            push = self._open or self._pop(0.0 if len(values) else timeout_secs)
             if push is None:
-                return None
-            self._open = (push, push.pieces())
-            self._open_records_left = push.records
-        push, pieces = self._open
-        piece = next(pieces)
-        self._open_records_left -= len(piece)
-        if self._open_records_left == 0:
-            self._open = None
-            self._let_go(push)
-        return piece
+                break
+            self._open = push if push.hand_out(values, room) else None
+            if self._open is None:
+                size_bytes += push.cost
+                self._let_go(push)
+        return cast(Sequence[bytes], values)
 
     def _pop(self, timeout_secs: float) -> Push | None:
         with self._changed:

@@ -102,6 +102,32 @@ def test_both_ways_route_hostile_batches_alike(fields: list[str]) -> None:
             assert _told(compiled.route_batch(batch)) == _told(plain.route_batch(batch)), f"{seed}: {values}"
 
 
+@needs_native
+@pytest.mark.parametrize("fields", [["_org_id"], []])
+def test_records_of_pushes_are_routed_as_a_list_of_them_is(fields: list[str]) -> None:
+    """[F6] [K5]: cut out of payloads, given one by one, and both in one batch."""
+    assert native is not None
+    for seed in (20261201, time.time_ns()):
+        rng = random.Random(seed)
+        compiled = Router(fields, "default", with_topic=False)
+        plain = Router(fields, "default", with_topic=False, compiled=False)
+        for hostile in _hostile_batches(rng, BATCHES // 10):
+            column, values = native.Lines(), []
+            for value in hostile:
+                if value is None or rng.random() < 0.3:
+                    column.extend([value or b""])
+                    values.append(value or b"")
+                    continue
+                payload = value + rng.choice([b"", b"\n", b"\r\n", b"\n\n"])
+                column.cut(b"\n" + payload + b"\n}", 1, 1 + len(payload), 1 << 20)
+                values += payload.removesuffix(b"\n").split(b"\n") if payload else []
+            assert list(column) == values, f"{seed}: {hostile}"
+            offsets = range(7, 7 + len(values))
+            assert _told(compiled.route_batch(RecordBatch(P0, column, offsets))) == _told(
+                plain.route_batch(RecordBatch(P0, values, offsets))
+            ), f"{seed}: {hostile}"
+
+
 def _told(routed: Routed) -> tuple[object, ...]:
     slices = {part.route: part for part in routed.slices}
     assert len(slices) == len(routed.slices)
@@ -241,6 +267,68 @@ def test_nothing_is_left_behind_by_batches() -> None:
         assert (tombstones, multiline, reasons) == (50, 50, {"null": 50})
     del _slices, reasons
     assert sys.getallocatedblocks() - blocks < 50
+
+
+# --- records of pushes ----------------------------------------------------------------------------
+
+
+@needs_native
+def test_lines_outlive_the_buffers_they_were_cut_from() -> None:
+    assert native is not None
+    column = native.Lines()
+    given = [b"%d" % n * 30 for n in range(100)]
+    for n in range(100):
+        assert column.cut(b"%d\nnot this" % n, 0, len(b"%d" % n) + 1, 5) == len(b"%d" % n) + 1
+    column.extend(given)
+    given.clear()
+    assert list(column) == [b"%d" % n for n in range(100)] + [b"%d" % n * 30 for n in range(100)]
+
+
+@needs_native
+def test_lines_leave_nothing_behind() -> None:
+    assert native is not None
+    payload, values = b"a\nb\n" * 50, [b"x" * 600] * 10
+
+    def use() -> None:
+        column = native.Lines()
+        at = column.cut(payload, 0, len(payload), 60)
+        assert column.cut(payload, at, len(payload), 1000) == len(payload)
+        column.extend(values)
+        assert (len(column), column[-1]) == (110, values[0])
+
+    use()
+    held = sys.getrefcount(payload), sys.getrefcount(values[0]), sys.getallocatedblocks()
+    for _ in range(200):
+        use()
+    assert (sys.getrefcount(payload), sys.getrefcount(values[0])) == held[:2]
+    assert sys.getallocatedblocks() - held[2] < 50
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("part", "error"),
+    [
+        ((b"ab", -1, 2, 1), ValueError),
+        ((b"ab", 0, 3, 1), ValueError),
+        ((b"ab", 2, 1, 1), ValueError),
+        ((bytearray(b"ab"), 0, 2, 1), TypeError),
+        (("ab", 0, 2, 1), TypeError),
+    ],
+)
+def test_what_is_no_part_of_a_buffer_is_refused(part: tuple[Any, ...], error: type[Exception]) -> None:
+    assert native is not None
+    column = native.Lines()
+    with pytest.raises(error):
+        column.cut(*part)
+    with pytest.raises(error):
+        native.count_lines(*part[:3])
+    with pytest.raises(TypeError):
+        column.extend([part[0], "a"])
+    with pytest.raises(TypeError):
+        column.extend((b"a",))
+    assert (len(column), column.cut(b"ab", 1, 1, 5), column.cut(b"ab", 0, 2, 0)) == (0, 1, 0)
+    with pytest.raises(IndexError):
+        column[0]
 
 
 # --- the feed -------------------------------------------------------------------------------------
