@@ -19,6 +19,10 @@ PIECE_BYTES = 1 << 20
 
 A batch costs a turn of the loop and a run of lines per route, whatever its size."""
 
+GATHER_SECS = 0.003
+"""For so long the first push after a lull waits for others, unless enough bytes come together: its sender has
+its answer, and a turn of the loop for each push would take the processor from those being received."""
+
 _RECORD_COST_BYTES = 64
 """What a value of its own costs beside its bytes: the object's header and its place in a list."""
 
@@ -87,6 +91,7 @@ class PushQueue:
     def __init__(self, bytes_max: int, *, compiled: bool = True) -> None:
         self._bytes_max = bytes_max
         self._low_bytes = bytes_max * 4 // 5
+        self._enough_bytes = min(PIECE_BYTES, bytes_max // 8)
         self._bytes = 0
         self._waiting: deque[Push] = deque()
         self._changed = threading.Condition()
@@ -116,7 +121,8 @@ class PushQueue:
                 return "full"
             self._bytes += push.cost
             self._waiting.append(push)
-            self._changed.notify()
+            if len(self._waiting) == 1 or self._bytes >= self._enough_bytes:
+                self._changed.notify()
             return "queued"
 
     def refuses(self) -> Literal["full", "stopping"] | None:
@@ -139,6 +145,7 @@ class PushQueue:
         """Take in nothing from now on; what has been accepted is still handed out."""
         with self._changed:
             self._stopping = True
+            self._changed.notify()
 
     def take(self, timeout_secs: float) -> Sequence[bytes]:
         """The next values in order of arrival, at most `PIECE_RECORDS`; none after `timeout_secs`."""
@@ -156,8 +163,13 @@ class PushQueue:
     def _pop(self, timeout_secs: float) -> Push | None:
         with self._changed:
             if not self._waiting and timeout_secs > 0:
-                self._changed.wait_for(lambda: self._waiting, timeout_secs)
+                self._wait(timeout_secs)
             return self._waiting.popleft() if self._waiting else None
+
+    def _wait(self, timeout_secs: float) -> None:
+        """Until a push has come, and then a little for more of them."""
+        if self._changed.wait_for(lambda: self._waiting, timeout_secs):
+            self._changed.wait_for(lambda: self._stopping or self._bytes >= self._enough_bytes, GATHER_SECS)
 
     def _let_go(self, push: Push) -> None:
         with self._changed:

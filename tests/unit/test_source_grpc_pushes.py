@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from archiver.native import native
+from archiver.sources import pushes
 from archiver.sources.columns import count_lines_plain, new_column
 from archiver.sources.pushes import PIECE_BYTES, PIECE_RECORDS, JsonLines, Push, PushQueue, Values
 from tests.harness.process import SLACK_SECS
@@ -178,6 +179,30 @@ def test_take_wakes_up_for_a_push_and_gives_up_after_its_timeout() -> None:
     began = time.monotonic()
     assert taken(queue, 60) == [b"late"]
     assert time.monotonic() - began < 60 / 2
+
+
+@pytest.mark.parametrize("end", ["enough", "stop"])
+def test_what_comes_after_a_lull_is_gathered_until_it_is_enough_or_taking_stops(
+    monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """[G2]: nothing is refused because records are waited for."""
+    monkeypatch.setattr(pushes, "GATHER_SECS", 60)
+    queue = PushQueue(8000)
+    sizes = [10, 20, 1000] if end == "enough" else [10, 20]
+
+    def send() -> None:
+        for size in sizes:
+            time.sleep(0.05)
+            assert queue.offer(JsonLines(b"a" * size)) == "queued"
+        if end == "stop":
+            queue.stop()
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    began = time.monotonic()
+    assert [len(value) for value in taken(queue, 60)] == sizes
+    assert time.monotonic() - began < 60 / 2
+    sender.join()
 
 
 @given(st.lists(st.one_of(st.integers(1, 400), st.none()), max_size=60))
