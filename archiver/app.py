@@ -32,7 +32,7 @@ from archiver.settings.secrets import secret_values
 from archiver.snapshot import Snapshot
 from archiver.spool import Leftovers, SpoolDirectory, SpoolWriters
 from archiver.store_probe import StartProbe
-from archiver.stores import open_store, store_needs
+from archiver.stores import open_store, store_checksums
 from archiver.stores.metadata import object_metadata
 from archiver.telemetry import HttpServer, Telemetry
 from archiver.uploads import UploadPool, UploadSchedule
@@ -97,10 +97,10 @@ def raise_handle_limit() -> None:
 def _build(settings: Settings, telemetry: Telemetry, stack: ExitStack) -> Archiver:
     """Wire everything; what it starts ends with the stack."""
     emit, clock, inbox = telemetry.emit, SystemClock(), QueueInbox()
-    needs = store_needs(settings.destination.scheme)
+    checksums = store_checksums(settings.destination.scheme)
     spool = SpoolDirectory.acquire(settings.buffer.spool_dir)
     stack.callback(spool.release)
-    leftovers = spool.leftovers(needs.checksums)
+    leftovers = spool.leftovers(checksums)
     spool.require_writable()
     codec = CODECS[settings.codec]
     writers = SpoolWriters(
@@ -111,8 +111,7 @@ def _build(settings: Settings, telemetry: Telemetry, stack: ExitStack) -> Archiv
         emit,
         threads=max(2, min(4, os.cpu_count() or 1)),
         max_open_files=settings.archive.max_open_files,
-        fsync=needs.fsync_before_put or not settings.offsets_held,
-        checksums=needs.checksums,
+        checksums=checksums,
         keep_labels=not settings.offsets_held,
     )
     store = open_store(settings, emit)

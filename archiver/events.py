@@ -338,6 +338,15 @@ class LeftoversFound(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class GroupFlushFailed(Event):
+    """Nothing is lost by it: each file is flushed, and its own error told, when it is put alone."""
+
+    level: ClassVar[str] = "warning"
+    message: ClassVar[str] = "the archive's file system reports an error: files are flushed one by one"
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class CaseInsensitiveStore(Event):
     level: ClassVar[str] = "warning"
     message: ClassVar[str] = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from archiver.domain.batch import RecordBatch, TopicPartition
 from archiver.domain.sealed import Checksums, ObjectKey, SealedFile
@@ -454,6 +454,24 @@ class Store(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class GroupStore(Protocol):
+    """What a store has beside `Store` where many small files together are cheaper than one by one."""
+
+    @property
+    def group_max(self) -> int:
+        """How many files `put_group` takes at once; 0 where it cannot, now or ever."""
+        ...
+
+    def put_group(self, files: Sequence[tuple[SealedFile, str]]) -> list[bool]:
+        """Put the sealed files under their keys as far as all is well; raises nothing.
+
+        True means what a `put` that returns means. False means nothing: the file may be there or not, and
+        whatever is wrong is told by the `put` that must follow.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)

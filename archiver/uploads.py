@@ -4,6 +4,9 @@ One attempt a turn: a file that fails gives its worker back and waits in a heap 
 jitter, so that eight failing routes never stop a ninth ([D1], [S6]). When attempts fail one after
 the other for reasons of the whole store, a breaker opens and one attempt at a time goes through,
 the file that would have been due first.
+
+Where the store takes groups, many small files that wait go in one attempt. It is a short cut and nothing
+more: a file that does not get through in it is tried alone, as if there had been no group.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from archiver.ports import (
     FileDamaged,
     FileDurable,
     FileRefused,
+    GroupStore,
     Inbox,
     Store,
     UploadState,
@@ -47,6 +51,12 @@ BREAKER_SECS = 5.0
 """So many suffice when they are spread over so long: one waiting file makes eight only in a minute, and
 readiness must not call a store that denies it ready all that time [O2]."""
 
+GROUP_FILES_MIN = 16
+"""Fewer are as soon durable one by one, on several threads at once."""
+
+GROUP_BYTES_MAX = 32 << 20
+"""What a group's files have together at most, so that none waits long for the others."""
+
 
 @dataclass(slots=True)
 class _Waiting:
@@ -55,12 +65,20 @@ class _Waiting:
     started_at: float = 0.0
     running: bool = False
     abandoned: bool = False
+    grouped: bool = False
+    alone: bool = False
+    """It did not get through in a group."""
+
+
+_Due = tuple[float, int, int]
+"""When it is due, after how many attempts, and which file."""
 
 
 class UploadSchedule:
     """Whose turn it is, and what an attempt's end means. Not thread-safe: the pool locks around it.
 
-    `remove` deletes a file from the spool; `new_writer_id` gives a longer id after a collision.
+    `remove` deletes a file from the spool; `new_writer_id` gives a longer id after a collision; `group_min`
+    is how many small files are worth a group.
     """
 
     def __init__(
@@ -71,6 +89,7 @@ class UploadSchedule:
         new_writer_id: Callable[[], str],
         rng: random.Random,
         in_flight_max: int,
+        group_min: int = GROUP_FILES_MIN,
     ) -> None:
         self._inbox = inbox
         self._emit = emit
@@ -78,9 +97,12 @@ class UploadSchedule:
         self._new_writer_id = new_writer_id
         self._rng = rng
         self._in_flight_max = in_flight_max
+        self._group_min = group_min
         self._files: dict[int, _Waiting] = {}
-        self._due: list[tuple[float, int, int]] = []  # due time, attempts, file id
-        self._in_flight = 0
+        self._due: list[_Due] = []
+        self._in_flight = 0  # attempts
+        self._running = 0  # files
+        self._grouped = 0  # files of the group under way
         self._failures = 0
         self._first_failure_at = 0.0
         self._down: str | None = None
@@ -93,32 +115,72 @@ class UploadSchedule:
 
     def begin(self, now: float) -> SealedFile | None:
         """The file to try now, marked as running; None where nothing is due or allowed."""
-        if self._in_flight >= self._in_flight_max:
+        if not self._allowed() or (self._down is not None and now < self._probe_at):
             return None
-        if self._down is not None and (self._in_flight or now < self._probe_at):
+        due = self._next_due(now)
+        if due is None:
             return None
+        self._in_flight += 1
+        return self._start(self._files[due[2]], now)
+
+    def begin_group(self, now: float, files_max: int) -> list[SealedFile]:
+        """Files to try in one attempt, marked as running; none where too few small ones are due.
+
+        Each is told to `end` or to `put_back`. One group at a time: it is one attempt in flight.
+        """
+        if files_max < self._group_min or len(self._due) < self._group_min:
+            return []
+        if self._down is not None or not self._allowed():
+            return []
+        taken: list[_Due] = []
+        size = 0
+        while len(taken) < files_max and (due := self._next_due(now)) is not None:
+            waiting = self._files[due[2]]
+            size += waiting.sealed.size
+            if waiting.alone or size > GROUP_BYTES_MAX:
+                heapq.heappush(self._due, due)
+                break
+            taken.append(due)
+        if len(taken) < self._group_min:
+            for due in taken:
+                heapq.heappush(self._due, due)
+            return []
+        self._in_flight += 1
+        for _, _, file_id in taken:
+            self._files[file_id].grouped = True
+        self._grouped = len(taken)
+        return [self._start(self._files[file_id], now) for _, _, file_id in taken]
+
+    def _allowed(self) -> bool:
+        """Whether one more attempt may begin. What will be a group waits for the one that is under way."""
+        if self._grouped and len(self._due) >= self._group_min:
+            return False
+        return self._in_flight < (self._in_flight_max if self._down is None else 1)
+
+    def _next_due(self, now: float) -> _Due | None:
+        """Take the next file off the heap; what was abandoned meanwhile is passed over."""
         while self._due and (self._due[0][0] <= now or self._down is not None):
-            _, _, file_id = heapq.heappop(self._due)
-            waiting = self._files.get(file_id)
-            if waiting is not None:
-                waiting.running, waiting.started_at = True, now
-                waiting.attempts += 1
-                self._in_flight += 1
-                return waiting.sealed
+            due = heapq.heappop(self._due)
+            if due[2] in self._files:
+                return due
         return None
+
+    def _start(self, waiting: _Waiting, now: float) -> SealedFile:
+        waiting.running, waiting.started_at = True, now
+        waiting.attempts += 1
+        self._running += 1
+        return waiting.sealed
 
     def wait_secs(self, now: float) -> float:
         """How long until `begin` may have something, at most 60 s; finished attempts wake earlier."""
-        if not self._due or self._in_flight >= self._in_flight_max:
+        if not self._due or not self._allowed():
             return BACKOFF_SECS_MAX
         due = self._due[0][0] if self._down is None else self._probe_at
         return min(max(due - now, 0.001), BACKOFF_SECS_MAX)
 
     def end(self, sealed: SealedFile, outcome: StoreError | None, now: float) -> None:
         """The attempt is over: None is success. Tells the pipeline or puts the file back."""
-        waiting = self._files[sealed.file_id]
-        waiting.running = False
-        self._in_flight -= 1
+        waiting = self._stopped(sealed)
         match outcome:
             case None:
                 self._succeeded(waiting, now)
@@ -131,6 +193,29 @@ class UploadSchedule:
                 self._finish(waiting, FileRefused(sealed.file_id, outcome.reason, str(outcome)), keep=True)
             case _:
                 self._finish(waiting, FileDamaged(sealed.file_id, str(outcome)), keep=True)
+
+    def put_back(self, sealed: SealedFile, now: float) -> None:
+        """It did not get through in its group: that says nothing, and it is tried alone at once."""
+        waiting = self._stopped(sealed)
+        waiting.attempts -= 1
+        waiting.alone = True
+        if waiting.abandoned:
+            self._finish(waiting, None, keep=False)
+        else:
+            heapq.heappush(self._due, (now, waiting.attempts, sealed.file_id))
+
+    def _stopped(self, sealed: SealedFile) -> _Waiting:
+        """The file whose attempt has ended; a group's is over with its last file."""
+        waiting = self._files[sealed.file_id]
+        waiting.running = False
+        self._running -= 1
+        if waiting.grouped:
+            waiting.grouped = False
+            self._grouped -= 1
+            if self._grouped:
+                return waiting
+        self._in_flight -= 1
+        return waiting
 
     def abandon(self, file_id: int) -> None:
         """Nobody waits for it: gone now, or when its running attempt ends."""
@@ -145,7 +230,7 @@ class UploadSchedule:
     def state(self) -> UploadState:
         """Counts for `/status`."""
         failing = sum(1 for waiting in self._files.values() if waiting.attempts > 1)
-        return UploadState(len(self._files) - self._in_flight, self._in_flight, failing, self._down)
+        return UploadState(len(self._files) - self._running, self._in_flight, failing, self._down)
 
     def _succeeded(self, waiting: _Waiting, now: float) -> None:
         sealed = waiting.sealed
@@ -245,6 +330,7 @@ class UploadPool:
     ) -> None:
         self._schedule = schedule
         self._store = store
+        self._groups = store if isinstance(store, GroupStore) else None
         self._describe = describe
         self._clock = clock
         self._inbox = inbox
@@ -259,8 +345,10 @@ class UploadPool:
     def submit(self, sealed: SealedFile) -> None:
         """Answer, once: FileDurable, FileRefused or FileDamaged."""
         with self._changed:
-            self._schedule.add(sealed, self._clock.monotonic())
-            self._changed.notify()
+            now = self._clock.monotonic()
+            self._schedule.add(sealed, now)
+            if self._schedule.wait_secs(now) < BACKOFF_SECS_MAX:
+                self._changed.notify()
 
     def abandon(self, file_id: int) -> None:
         """Nobody waits for it any more."""
@@ -284,26 +372,31 @@ class UploadPool:
     def _work(self) -> None:
         ended = "an unexpected error"
         try:
-            while (sealed := self._next()) is not None:
-                outcome = self._attempt(sealed)
+            while files := self._next():
+                if len(files) == 1:
+                    outcome = self._attempt(files[0])
+                    with self._changed:
+                        self._schedule.end(files[0], outcome, self._clock.monotonic())
+                else:
+                    self._attempt_group(files)
                 with self._changed:
-                    self._schedule.end(sealed, outcome, self._clock.monotonic())
                     self._changed.notify_all()
             ended = ""
         finally:
             if ended:
                 self._inbox.put(WorkerDied(threading.current_thread().name, ended))
 
-    def _next(self) -> SealedFile | None:
-        """The next file to try, or None when closing."""
+    def _next(self) -> list[SealedFile]:
+        """The next file to try, or the next group of them; none when closing."""
         with self._changed:
             while not self._closing:
                 now = self._clock.monotonic()
-                sealed = self._schedule.begin(now)
-                if sealed is not None:
-                    return sealed
+                if self._groups and (group := self._schedule.begin_group(now, self._groups.group_max)):
+                    return group
+                if (sealed := self._schedule.begin(now)) is not None:
+                    return [sealed]
                 self._changed.wait(self._schedule.wait_secs(now))
-        return None
+        return []
 
     def _attempt(self, sealed: SealedFile) -> StoreError | None:
         try:
@@ -311,3 +404,14 @@ class UploadPool:
         except StoreError as error:
             return error
         return None
+
+    def _attempt_group(self, files: list[SealedFile]) -> None:
+        assert self._groups is not None
+        durable = self._groups.put_group([(sealed, str(sealed.key)) for sealed in files])
+        for sealed, is_durable in zip(files, durable, strict=True):
+            with self._changed:  # let go of in between: the loop must not wait for a whole group
+                now = self._clock.monotonic()
+                if is_durable:
+                    self._schedule.end(sealed, None, now)
+                else:
+                    self._schedule.put_back(sealed, now)

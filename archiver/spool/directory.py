@@ -62,6 +62,7 @@ class SpoolDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.open_dir = path / "open"
+        self._open_dir = str(self.open_dir)
         self.uploads_dir = path / "uploads"
         self.dlq_dir = path / "dlq"
         self.refused_dir = path / "refused"
@@ -148,8 +149,11 @@ class SpoolDirectory:
 
     def remove(self, sealed: SealedFile) -> None:
         """Delete a sealed file and its label; fine where they are gone. Raises OSError."""
-        sealed.path.unlink(missing_ok=True)
-        label_path(self.open_dir, _nonce(sealed.path)).unlink(missing_ok=True)
+        path = os.fspath(sealed.path)
+        nonce = os.path.basename(path).partition(".")[0]
+        for gone in (path, f"{self._open_dir}/{nonce}{SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(gone)
 
     # --- what a crash left ------------------------------------------------------------------
 

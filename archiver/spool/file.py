@@ -83,6 +83,11 @@ class SpoolFile:
     def is_open(self) -> bool:
         return self._fd is not None
 
+    @property
+    def is_torn(self) -> bool:
+        """Whether something must be cut off before it is sealed."""
+        return self._torn
+
     def append(self, frame: bytes) -> int:
         """Write one whole frame and return the size after it.
 
@@ -130,7 +135,7 @@ class SpoolFile:
         except FileNotFoundError as error:
             if not self._created:
                 raise
-            raise SpoolError(f"{self.path}: the open archive file has vanished from the spool") from error
+            raise self._vanished() from error
         self._created = True
         try:
             self._verify(fd)
@@ -144,7 +149,9 @@ class SpoolFile:
         if self._torn:
             os.ftruncate(fd, self.size)
             self._torn = False
-        found = os.fstat(fd).st_size
+        self._require_size(os.fstat(fd).st_size)
+
+    def _require_size(self, found: int) -> None:
         if found != self.size:
             raise SpoolError(
                 f"{self.path}: the open archive file has {found} bytes where {self.size} were written: "
@@ -175,14 +182,16 @@ class SpoolFile:
         """
         if self.size == 0:
             raise SpoolError(f"{self.path}: there is no frame in it to seal")
-        fd = self.open()
-        self._verify(fd)
+        if fsync or self._torn or self._fd is not None:
+            self._verify(self.open())
+        else:
+            self._require_size(self._size_on_disk())
         if self._doubtful:
             # The kernel reports a lost write once and then calls its pages clean: an fsync that
             # succeeds after one that failed proves nothing.
             raise SpoolError(f"{self.path}: an earlier fsync or close failed: what is on disk is unknown")
         if fsync:
-            self._fsync(fd)
+            self._fsync(self.open())
         self._close()
         target = uploads / self.path.name
         os.rename(self.path, target)  # does nothing where an earlier attempt got as far as this
@@ -190,6 +199,15 @@ class SpoolFile:
         if fsync:
             fsync_directory(uploads)
         return self._checksums.result()
+
+    def _size_on_disk(self) -> int:
+        try:
+            return os.lstat(self.path).st_size
+        except FileNotFoundError as error:
+            raise self._vanished() from error
+
+    def _vanished(self) -> SpoolError:
+        return SpoolError(f"{self.path}: the open archive file has vanished from the spool")
 
     def _fsync(self, fd: int) -> None:
         try:

@@ -47,7 +47,7 @@ class _Order:
     codec: Codec
     level: int | None
     handles_max: int
-    fsync: bool
+    keep_labels: bool
     checksums: frozenset[str]
     run_id: str
 
@@ -64,8 +64,8 @@ class SpoolWriters:
     """`threads` writer threads over one spool; they start at once.
 
     `level` None is the codec's own. `max_open_files` is the sum over all threads, within the process's
-    limit. `checksums` are asked for beside CRC-32. With `fsync` a sealed file survives a power cut; with
-    `keep_labels` a later process can upload it (where nobody will send its records again).
+    limit. `checksums` are asked for beside CRC-32. With `keep_labels` a sealed file survives a power cut and
+    a later process can upload it (where nobody will send its records again).
     """
 
     def __init__(
@@ -78,7 +78,6 @@ class SpoolWriters:
         *,
         threads: int = 2,
         max_open_files: int = 256,
-        fsync: bool = False,
         checksums: frozenset[str] = frozenset(),
         keep_labels: bool = False,
     ) -> None:
@@ -87,7 +86,7 @@ class SpoolWriters:
         handles = open_files_max(max_open_files)
         threads = min(threads, handles)
         run_id = secrets.token_hex(8)
-        order = _Order(directory, codec, level, handles // threads, fsync, checksums, run_id)
+        order = _Order(directory, codec, level, handles // threads, keep_labels, checksums, run_id)
         self._keep_labels = keep_labels
         self._workers = [_Worker(f"writer-{n}", order, inbox, emit) for n in range(threads)]
 
@@ -204,11 +203,12 @@ class _Worker:
             return
         try:
             self._write_label(file_id)
-            if self._order.fsync and file_id in self._labelled:
+            if file_id in self._labelled:
                 sync_label(self._open_dir, self._nonce(file_id))
                 fsync_directory(self._open_dir)
-            self._use_handle(file_id, file)
-            checksums = file.seal(self._order.directory.uploads_dir, fsync=self._order.fsync)
+            if self._order.keep_labels or file.is_torn:
+                self._use_handle(file_id, file)
+            checksums = file.seal(self._order.directory.uploads_dir, fsync=self._order.keep_labels)
         except (OSError, SpoolError) as error:
             if not file.is_open:
                 self._handles.pop(file_id, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
@@ -15,30 +14,18 @@ if TYPE_CHECKING:
     from archiver.stores.s3_client import S3Options
 
 
-@dataclass(frozen=True, slots=True)
-class StoreNeeds:
-    """What a store asks of a file before it is put ([S4]).
-
-    `checksums` beside size, of `crc32`, `crc32c` and `md5`; `fsync_before_put` where the sealed file
-    itself becomes the archived one.
-    """
-
-    checksums: frozenset[str]
-    fsync_before_put: bool
-
-
-_NEEDS = {
-    "file": StoreNeeds(frozenset({"crc32"}), fsync_before_put=True),
-    "s3": StoreNeeds(frozenset({"crc32"}), fsync_before_put=False),
-    "minio": StoreNeeds(frozenset({"crc32"}), fsync_before_put=False),
-    "gs": StoreNeeds(frozenset({"crc32", "crc32c"}), fsync_before_put=False),
-    "az": StoreNeeds(frozenset({"crc32", "md5"}), fsync_before_put=False),
+_CHECKSUMS = {
+    "file": frozenset({"crc32"}),
+    "s3": frozenset({"crc32"}),
+    "minio": frozenset({"crc32"}),
+    "gs": frozenset({"crc32", "crc32c"}),
+    "az": frozenset({"crc32", "md5"}),
 }
 
 
-def store_needs(scheme: str) -> StoreNeeds:
-    """What the store of a destination's scheme asks for; imports no SDK."""
-    return _NEEDS[scheme]
+def store_checksums(scheme: str) -> frozenset[str]:
+    """Which of `crc32`, `crc32c` and `md5` a destination's scheme asks for ([S4]); imports no SDK."""
+    return _CHECKSUMS[scheme]
 
 
 def open_store(settings: Settings, emit: Emit) -> Store:
@@ -55,7 +42,7 @@ def _file(settings: Settings, emit: Emit) -> Store:
 
     path = settings.destination.path
     assert path is not None, "a file destination has a path"
-    store = FileStore(path, emit=emit)
+    store = FileStore(path, emit=emit, spool=settings.buffer.spool_dir)
     store.remove_leftovers_in_background()
     return store
 

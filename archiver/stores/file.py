@@ -4,6 +4,10 @@ Each upload is a row of small steps, and a crash between any two of them leaves 
 
     same file system    verify, make_dirs, sync_original, link, sync_dir
     another one         the same up to link (refused), copy, sync_copy, compare, link_copy, sync_dir
+    a group             verify and make_dirs for each, sync_group, link for each, sync_links
+
+A group is many small files on the spool's file system, which is flushed twice instead of several times a
+file. Whatever is unusual about one of them is left to a put of its own.
 
 The caller removes the original afterwards. A file system keeps no metadata, so a taken key is ours only
 where it is the same inode, or where this process has tried to link this very file there before.
@@ -19,7 +23,7 @@ import stat
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -31,10 +35,11 @@ from archiver.errors import (
     StoreError,
     TransientStoreError,
 )
-from archiver.events import CaseInsensitiveStore, Event
+from archiver.events import CaseInsensitiveStore, Event, GroupFlushFailed
 from archiver.ports import Emit, ProbeReport
 from archiver.stores.answers import Answer, Heals, Refuses
 from archiver.stores.sealed_file import open_sealed, read_range, verify_open
+from archiver.stores.syncfs import FileSystemFlush
 
 PROBE_NAME = ".dfe-archiver-probe"
 PROBE_BYTES = b"dfe-archiver: shows that nothing here is ever replaced; not an archive file\n"
@@ -54,7 +59,13 @@ STEPS = (
     "link_copy",
     "sync_dir",
 )
-"""Every step, announced to the `step` hook just before it is taken."""
+"""Every step of a put, announced to the `step` hook just before it is taken."""
+
+GROUP_STEPS = ("verify", "make_dirs", "sync_group", "link", "sync_links")
+"""The same of a group; the first two are taken for one file after the other, and so is the link."""
+
+GROUP_FILES_MAX = 256
+"""More make each file a little cheaper, and the first one wait longer."""
 
 ERRORS: dict[int, Answer] = {
     errno.ENOSPC: Heals("no_space", way_out="free some space on the archive's file system"),
@@ -85,6 +96,8 @@ _OTHER: Answer = Heals("io")
 _NO_UNNAMED = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
 """How a file system or kernel without O_TMPFILE answers."""
 
+_NO_SEGMENT = frozenset({"", ".", ".."})
+
 _LEFTOVER = re.compile(r"\.[0-9a-f]{4,}\.tmp\Z")
 
 
@@ -100,7 +113,8 @@ class FileStore:
     """`ports.Store` on a local or mounted file system, everything under `root`.
 
     `step` is called with the name of each step before it is taken; tests stop or fail there.
-    `unnamed_copies` false forces the named `.tmp` of file systems without `O_TMPFILE`.
+    `unnamed_copies` false forces the named `.tmp` of file systems without `O_TMPFILE`. `spool` is where
+    sealed files lie: known before anything is written there, it lets files be put in groups.
     """
 
     def __init__(
@@ -110,6 +124,7 @@ class FileStore:
         emit: Emit = _no_emit,
         step: Callable[[str], None] = _no_step,
         unnamed_copies: bool = True,
+        spool: Path | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._root = root
@@ -119,7 +134,8 @@ class FileStore:
         self._wall = wall
         self._lock = threading.Lock()
         self._attempted: OrderedDict[tuple[int, str], None] = OrderedDict()
-        self._durable_dirs: set[Path] = set()
+        self._durable_dirs: set[str] = set()
+        self._flush = FileSystemFlush.of_folder(spool) if spool else None
 
     # --- Store --------------------------------------------------------------------------------
 
@@ -131,26 +147,54 @@ class FileStore:
             self._step("verify")
             verify_open(fd, sealed)
             self._step("make_dirs")
-            self._make_dirs(target.parent)
+            folder = os.path.dirname(target)
+            self._make_dirs(folder)
             if not self._link_original(fd, sealed, key, target):
-                self._copy(fd, sealed, key, target)
+                self._copy(fd, sealed, key, Path(target))
             self._step("sync_dir")
-            _sync_dir(target.parent)
+            _sync_dir(folder)
+
+    @property
+    def group_max(self) -> int:
+        """See `ports.GroupStore`: 0 where the file system cannot be flushed as a whole."""
+        return GROUP_FILES_MAX if self._flush is not None and self._flush.usable else 0
+
+    def put_group(self, files: Sequence[tuple[SealedFile, str]]) -> list[bool]:
+        """See `ports.GroupStore.put_group`."""
+        durable = [False] * len(files)
+        flush = self._flush
+        if flush is None or not flush.usable:
+            return durable
+        made: set[str] = set()
+        targets = [self._prepare(sealed, key, flush.device, made) for sealed, key in files]
+        if not any(targets) or not self._flushed(flush, "sync_group"):
+            return durable
+        linked = [
+            target is not None and self._link_of_group(flush, sealed, target)
+            for (sealed, _), target in zip(files, targets, strict=True)
+        ]
+        if not any(linked) or not self._flushed(flush, "sync_links"):
+            return durable
+        if all(linked):  # otherwise one of the folders may be on another file system
+            self._remember_dirs(made)
+        return linked
 
     def probe(self) -> ProbeReport:
         """See `ports.Store.probe`; also looks whether the file system ignores case ([K5])."""
         target = self._root / PROBE_NAME
         with self._translated(f"{target}"):
-            self._make_dirs(self._root)
+            self._make_dirs(str(self._root))
             refused = [not self._put_probe(target) for _ in range(2)][-1]
-            _sync_dir(self._root)
+            _sync_dir(str(self._root))
             ignores_case = _same_file(target, self._root / PROBE_NAME.upper())
         if ignores_case:
             self._emit(CaseInsensitiveStore(path=str(self._root)))
         return ProbeReport(create_only=refused, detail=f"files under {self._root} are linked, never replaced")
 
     def close(self) -> None:
-        """Nothing is held open between calls."""
+        """Give back the one descriptor that is held between calls."""
+        if self._flush is not None:
+            self._flush.close()
 
     def remove_leftovers(self) -> int:
         """Remove copies that a crash left behind an hour ago or earlier ([S2]); returns how many.
@@ -172,32 +216,78 @@ class FileStore:
         thread.start()
         return thread
 
-    # --- steps --------------------------------------------------------------------------------
+    # --- paths --------------------------------------------------------------------------------
 
-    def _target(self, key: str) -> Path:
+    def _target(self, key: str) -> str:
         """The file for a key; a key that could leave the archive is refused, whoever made it ([K5])."""
         segments = key.split("/")
-        if any(segment in ("", ".", "..") or "\0" in segment for segment in segments):
+        if "\0" in key or not _NO_SEGMENT.isdisjoint(segments):
             raise RefusedError("key_invalid", f"{key!r} is not a path below the archive")
-        return self._root.joinpath(*segments)
+        return os.path.join(self._root, key)
 
-    def _make_dirs(self, folder: Path) -> None:
+    def _make_dirs(self, folder: str) -> None:
         """Make `folder` and what is above it, each entry durable before it is relied on."""
         if folder in self._durable_dirs:
             return
-        if folder != folder.parent:
-            if folder == self._root:
-                self._root.parent.mkdir(parents=True, exist_ok=True)
+        above = os.path.dirname(folder)
+        if folder != above:
+            if folder == str(self._root):
+                os.makedirs(above, exist_ok=True)
             else:
-                self._make_dirs(folder.parent)
+                self._make_dirs(above)
         # Another thread may have made it and not synced it yet, so an existing one is synced too.
-        folder.mkdir(exist_ok=True)
-        _sync_dir(folder.parent)
-        if len(self._durable_dirs) >= DIRS_REMEMBERED_MAX:
-            self._durable_dirs.clear()
-        self._durable_dirs.add(folder)
+        _make_dir(folder)
+        _sync_dir(above)
+        self._remember_dirs([folder])
 
-    def _link_original(self, fd: int, sealed: SealedFile, key: str, target: Path) -> bool:
+    def _remember_dirs(self, folders: Collection[str]) -> None:
+        if len(self._durable_dirs) + len(folders) > DIRS_REMEMBERED_MAX:
+            self._durable_dirs.clear()
+        self._durable_dirs.update(folders)
+
+    # --- steps of a group ---------------------------------------------------------------------
+
+    def _prepare(self, sealed: SealedFile, key: str, device: int, made: set[str]) -> str | None:
+        """Check one file of a group and make its folder; where to link it, None where it is put alone."""
+        with suppress(OSError, StoreError):
+            target = self._target(key)
+            self._step("verify")
+            with open_sealed(sealed) as fd:
+                if os.fstat(fd).st_dev != device:
+                    return None
+                verify_open(fd, sealed)
+            self._step("make_dirs")
+            folder = os.path.dirname(target)
+            if folder not in made and folder not in self._durable_dirs:
+                _make_chain(folder)
+                made.add(folder)
+            return target
+        return None
+
+    def _link_of_group(self, flush: FileSystemFlush, sealed: SealedFile, target: str) -> bool:
+        try:
+            self._step("link")
+            os.link(sealed.path, target, follow_symlinks=False)
+        except OSError as error:
+            if error.errno == errno.EXDEV:
+                flush.usable = False  # the archive is on another file system than the spool
+            elif error.errno == errno.ENOENT:
+                self._durable_dirs.clear()  # somebody removes folders
+            return False
+        return True
+
+    def _flushed(self, flush: FileSystemFlush, step: str) -> bool:
+        try:
+            self._step(step)
+            flush.flush()
+        except OSError as error:
+            self._emit(GroupFlushFailed(detail=error.strerror or str(error)))
+            return False
+        return True
+
+    # --- steps of one file --------------------------------------------------------------------
+
+    def _link_original(self, fd: int, sealed: SealedFile, key: str, target: str) -> bool:
         """Link the sealed file itself; False where the archive is on another file system."""
         self._step("sync_original")
         _sync_original(fd, sealed)
@@ -235,13 +325,13 @@ class FileStore:
             except FileExistsError:
                 # Over NFS a link whose answer was lost is sent again and then finds itself.
                 if not os.path.samestat(os.fstat(copy), os.lstat(target)):
-                    self._check_ours(fd, sealed, key, target)
+                    self._check_ours(fd, sealed, key, str(target))
             except OSError:
                 self._remember_attempt(sealed.file_id, key)
                 raise
             self._remember_attempt(sealed.file_id, key)
 
-    def _check_ours(self, fd: int, sealed: SealedFile, key: str, target: Path) -> None:
+    def _check_ours(self, fd: int, sealed: SealedFile, key: str, target: str) -> None:
         """Return where the taken key holds this very file, else `KeyTakenError`.
 
         Equal bytes alone prove nothing, since two files may hold the same records and both must be
@@ -320,6 +410,28 @@ def _translate(error: OSError, what: str) -> StoreError:
     return ERRORS.get(error.errno or 0, _OTHER).error(f"{what}: {error.strerror or error}")
 
 
+def _make_dir(folder: str) -> None:
+    try:
+        os.mkdir(folder)
+    except OSError:
+        if not os.path.isdir(folder):
+            raise
+
+
+def _make_chain(folder: str) -> None:
+    """As `os.makedirs`, in one call where only the last is missing; a file in its place is left to `link`."""
+    try:
+        os.mkdir(folder)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        above = os.path.dirname(folder)
+        if above == folder:
+            raise
+        _make_chain(above)
+        _make_dir(folder)
+
+
 def _sync_original(fd: int, sealed: SealedFile) -> None:
     try:
         os.fsync(fd)
@@ -328,7 +440,7 @@ def _sync_original(fd: int, sealed: SealedFile) -> None:
         raise DamagedFileError(f"{sealed.path} could not be flushed: {error.strerror}") from error
 
 
-def _sync_dir(folder: Path) -> None:
+def _sync_dir(folder: str) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -360,7 +472,7 @@ def _same_bytes(left: int, right: int, size: int) -> bool:
     return True
 
 
-def _holds_bytes_of(target: Path, fd: int, size: int) -> bool:
+def _holds_bytes_of(target: str, fd: int, size: int) -> bool:
     try:
         there = os.open(target, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:

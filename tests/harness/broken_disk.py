@@ -28,8 +28,8 @@ class BrokenDisk:
         self.env = {"LD_PRELOAD": str(library), "DISK_FAULTS": str(self._rules)}
 
     def fail(self, *calls: str, number: int = errno.EIO, path: str = "/spool/", times: int = -1) -> None:
-        """Calls (`open` for writing, `write`, `fsync`, `ftruncate`, `rename`, `unlink`) on files whose path
-        holds `path` fail from now on, each `times` times. Replaces what was told before."""
+        """Calls (`open` for writing, `write`, `fsync`, `syncfs`, `ftruncate`, `rename`, `unlink`) on files
+        whose path holds `path` fail from now on, each `times` times. Replaces what was told before."""
         text = "".join(f"{call} {number} {path} {times}\n" for call in calls)
         fresh = self._rules.with_suffix(".new")
         fresh.write_text(text)

@@ -84,6 +84,11 @@ int fsync(int fd) {
     return REAL(fsync)(fd);
 }
 
+int syncfs(int fd) {
+    FAIL_IF(fault_of_handle("syncfs", fd));
+    return REAL(syncfs)(fd);
+}
+
 int ftruncate(int fd, off_t length) {
     FAIL_IF(fault_of_handle("ftruncate", fd));
     return REAL(ftruncate)(fd, length);

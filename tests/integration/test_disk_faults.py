@@ -146,6 +146,22 @@ def test_a_disk_error_that_stays_ends_the_process_and_a_restart_reads_again(
     assert daemon.stop() == 0
 
 
+def test_a_file_system_that_cannot_be_flushed_as_a_whole_is_flushed_file_by_file(
+    job: Job, make_daemon: MakeDaemon, broken_disk: BrokenDisk
+) -> None:
+    """[D10], [S2]: many small files that close together, and an error that need not be theirs."""
+    daemon = make_daemon(job.settings(), env=broken_disk.env).start()
+    job.produce(1_000, orgs=300, size=60)
+    job.archived(daemon)
+    assert "files are flushed one by one" not in daemon.output()
+    broken_disk.fail("syncfs", path="/spool", times=1)
+    job.produce(1_000, orgs=300, size=60)
+    job.archived(daemon)
+    assert "files are flushed one by one" in daemon.output()
+    assert daemon.stop() == 0
+    job.exactly(daemon)
+
+
 def test_a_disk_error_that_passes_is_survived(
     job: Job, make_daemon: MakeDaemon, broken_disk: BrokenDisk
 ) -> None:

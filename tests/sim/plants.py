@@ -15,7 +15,7 @@ from archiver.domain.archive_file import ArchiveFile, Chunk
 from archiver.domain.batch import TopicPartition
 from archiver.domain.keys import KeyMaker
 from archiver.domain.ledger import OffsetLedger, ReceiptLedger
-from archiver.domain.sealed import ObjectKey
+from archiver.domain.sealed import ObjectKey, SealedFile
 from archiver.drain import Drain
 from archiver.local_failures import LocalFailures
 from archiver.pipeline import Archiver
@@ -190,6 +190,29 @@ def delete_before_durable(patch: Patch) -> None:
         return sealed
 
     patch.setattr(UploadSchedule, "begin", removing)
+
+
+def take_a_group_for_one_file(patch: Patch) -> None:
+    """A group is over, so all of its files are taken for durable."""
+    patch.setattr(UploadSchedule, "put_back", lambda self, sealed, now: self.end(sealed, None, now))
+
+
+def forget_what_a_group_leaves(patch: Patch) -> None:
+    """A file that did not get through in its group is not tried alone."""
+    patch.setattr(UploadSchedule, "put_back", lambda self, sealed, now: self._stopped(sealed) and None)
+
+
+def keep_the_place_of_a_group(patch: Patch) -> None:
+    """A group that is over counts as under way."""
+    stopped = UploadSchedule._stopped
+
+    def keeping(self: UploadSchedule, sealed: SealedFile) -> Any:
+        grouped = self._files[sealed.file_id].grouped
+        waiting = stopped(self, sealed)
+        self._in_flight += grouped and not self._grouped
+        return waiting
+
+    patch.setattr(UploadSchedule, "_stopped", keeping)
 
 
 def die_of_a_failed_deletion(patch: Patch) -> None:
@@ -456,6 +479,9 @@ PLANTS: tuple[Plant, ...] = (
     succeed_a_taken_key,
     succeed_a_failed_upload,
     delete_before_durable,
+    take_a_group_for_one_file,
+    forget_what_a_group_leaves,
+    keep_the_place_of_a_group,
     die_of_a_failed_deletion,
     give_up_after_three_attempts,
     keep_the_breaker_open,

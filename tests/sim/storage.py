@@ -33,6 +33,9 @@ OUTCOMES = {
 }
 FAULTS_OF_A_PUT = tuple(OUTCOMES)
 
+GROUP_MIN = 2
+"""Few files wait at once here: a group of the real size would never come about."""
+
 
 class Holder(Protocol):
     """Who may still count on a file of the spool."""
@@ -215,12 +218,16 @@ def require_replaceable(holder: Holder, store: SimStore, file: SpoolFile, what: 
 
 @dataclass(slots=True)
 class _Attempt:
-    """One upload under way: when the store has it, when its answer is here, and what it is."""
+    """One upload under way: when the store has it, when its answer is here, and what it is.
+
+    The files of a group arrive one by one; what goes wrong with one of them is not told.
+    """
 
     arrives_at: float
     ends_at: float
     sealed: SealedFile
     outcome: str
+    grouped: bool = False
     arrived: bool = False
     answer: StoreError | None = None
 
@@ -240,7 +247,9 @@ class SimUploader:
             lambda: f"{world.lives:04x}{next(counter):08x}",
             world.rng,
             in_flight_max=world.rng.randint(1, 4),
+            group_min=GROUP_MIN,
         )
+        self._group_max = world.rng.choice((0, 3, 8))
         self._running: list[_Attempt] = []
         self._idle_until = 0.0
         """Before that there is nothing to begin or to end."""
@@ -292,10 +301,11 @@ class SimUploader:
 
     def _turn(self) -> bool:
         now = self.world.now
+        if group := self.schedule.begin_group(now, self._group_max):
+            self._begin(group, now, grouped=True)
+            return True
         if (sealed := self.schedule.begin(now)) is not None:
-            slow = self.world.rng.uniform(5, 60) if self.world.chance("put_hangs") else 0.01
-            arrives = now + slow * self.world.rng.random()
-            self._running.append(_Attempt(arrives, now + slow, sealed, self._outcome()))
+            self._begin([sealed], now, grouped=False)
             return True
         due = [a for a in self._running if (a.ends_at if a.arrived else a.arrives_at) <= now]
         if not due:
@@ -305,8 +315,17 @@ class SimUploader:
             self._arrive(attempt)
             return True
         self._running.remove(attempt)
-        self.schedule.end(attempt.sealed, attempt.answer, now)
+        if attempt.grouped and attempt.answer is not None:
+            self.schedule.put_back(attempt.sealed, now)
+        else:
+            self.schedule.end(attempt.sealed, attempt.answer, now)
         return True
+
+    def _begin(self, files: list[SealedFile], now: float, *, grouped: bool) -> None:
+        slow = self.world.rng.uniform(5, 60) if self.world.chance("put_hangs") else 0.01
+        for sealed in files:
+            arrives = now + slow * self.world.rng.random()
+            self._running.append(_Attempt(arrives, now + slow, sealed, self._outcome(), grouped))
 
     def _arrive(self, attempt: _Attempt) -> None:
         attempt.arrived = True

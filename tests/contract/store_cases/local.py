@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from archiver.domain.sealed import SealedFile
 from archiver.errors import TransientStoreError
-from archiver.ports import Store
+from archiver.ports import ProbeReport, Store
 from archiver.stores.file import FileStore
 from archiver.stores.memory import MemoryStore
 from tests.contract.store_case import OpenStore, Servers, StoreCase
@@ -63,6 +64,36 @@ def _other_named(tmp_path: Path, servers: Servers) -> Iterator[OpenStore]:
         yield look_into(store, folder / "archive")
 
 
+class InGroups:
+    """A file store that is used as the uploads use it: in a group, and alone what did not get through."""
+
+    def __init__(self, root: Path, spool: Path) -> None:
+        spool.mkdir(parents=True, exist_ok=True)
+        self._store = FileStore(root, spool=spool)
+
+    def put(self, sealed: SealedFile, key: str, metadata: Mapping[str, str]) -> None:
+        if self._store.put_group([(sealed, key)]) != [True]:
+            self._store.put(sealed, key, metadata)
+
+    def probe(self) -> ProbeReport:
+        return self._store.probe()
+
+    def close(self) -> None:
+        self._store.close()
+
+
+@contextmanager
+def _grouped(tmp_path: Path, servers: Servers) -> Iterator[OpenStore]:
+    root = tmp_path / "archive"
+    yield look_into(InGroups(root, tmp_path / "spool"), root)
+
+
+@contextmanager
+def _grouped_no_folder(tmp_path: Path, servers: Servers) -> Iterator[Store]:
+    (tmp_path / "archive").write_bytes(b"")
+    yield InGroups(tmp_path / "archive" / "below", tmp_path / "spool")
+
+
 @contextmanager
 def _no_folder(tmp_path: Path, servers: Servers) -> Iterator[Store]:
     """A file where the archive's folder should be: also root cannot write there."""
@@ -91,6 +122,9 @@ _NAME_TOO_LONG = "events/" + "x" * 300
 CASES = [
     StoreCase("memory", _memory, _memory_away),
     StoreCase("file", _same, _no_folder, keeps_metadata=False, key_too_long=_NAME_TOO_LONG),
+    StoreCase(
+        "file-grouped", _grouped, _grouped_no_folder, keeps_metadata=False, key_too_long=_NAME_TOO_LONG
+    ),
     StoreCase("file-copied", _other, _no_folder, keeps_metadata=False, key_too_long=_NAME_TOO_LONG),
     StoreCase(
         "file-copied-named", _other_named, _no_folder, keeps_metadata=False, key_too_long=_NAME_TOO_LONG
