@@ -16,7 +16,7 @@ from pathlib import Path
 
 from archiver.bounds import Bounds, Pauses, Pressure
 from archiver.domain.archive_file import RUN_BYTES, ArchiveFile
-from archiver.domain.batch import RecordBatch, TopicPartition
+from archiver.domain.batch import RecordBatch, Span, TopicPartition
 from archiver.domain.keys import KeyMaker
 from archiver.domain.rolling import FlushPolicy, RollPolicy, RollReason
 from archiver.domain.routing import Router, Slice
@@ -68,7 +68,7 @@ TAKE_SECS = 0.05
 
 TAKE_RECORDS_MIN = 1_000
 TAKE_RECORDS_MAX = 64_000
-TAKE_RECORDS_PER_ROUTE = 16
+TAKE_RECORDS_PER_ROUTE = 64
 """A record costs less the more of a batch share its route, and more where a batch leaves the processor's
 cache: few routes take small batches, many take large ones."""
 
@@ -111,6 +111,7 @@ def _add_none(
     open_files: dict[str, ArchiveFile],
     partition: TopicPartition,
     slices: list[Slice],
+    span_type: type[Span],
     bytes_max: int,
     records_max: int,
 ) -> tuple[list[Slice], int]:
@@ -232,7 +233,7 @@ class Archiver:
         bytes_max, records_max = flush.flush_bytes, flush.flush_records
         for batch in batches:
             partition, routed = batch.partition, self.parts.router.route_batch(batch)
-            left, added = self._add_slices(open_files, partition, routed.slices, bytes_max, records_max)
+            left, added = self._add_slices(open_files, partition, routed.slices, Span, bytes_max, records_max)
             memory += added
             # Where every record has a route of its own this is per record: no call that can be spared.
             for route, lines, first, last, count in left:

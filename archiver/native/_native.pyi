@@ -90,12 +90,17 @@ def scan(value: bytes, field: bytes) -> bytes | None:
     """The field's JSON text as `Grouper` sees it: `b""` where it is missing, None where it is not sure."""
 
 def add_slices(
-    open: dict[str, Any], partition: tuple[str, int], slices: list[Any], bytes_max: int, records_max: int
+    open: dict[str, Any],
+    partition: tuple[str, int],
+    slices: list[Any],
+    span_type: Callable[[int, int, int], Any],
+    bytes_max: int,
+    records_max: int,
 ) -> tuple[list[Any], int]:
     """Add slices of a partition to the buffers of `open` files (by route), as `ArchiveFile.add` does.
 
-    Only where the buffer has records of the partition already and stays below both bounds; the others come
-    back, in order, and beside them the bytes of the lines that were added.
+    Only where the buffer is not empty and stays below both bounds, and its file holds the partition back
+    already; the others come back, in order, and beside them the bytes of the lines that were added.
     """
 
 def count_lines(buffer: bytes, start: int, stop: int) -> int:

@@ -1,7 +1,7 @@
 /* Adds a batch's slices to the buffers of open files, as `ArchiveFile.add` does, where nothing is to be decided.
  *
- * Whatever needs the loop (a route without a file, an empty buffer, a partition that the buffer has nothing of, a
- * buffer that is full with it) is left alone and given back.
+ * Whatever needs the loop (a route without a file, an empty buffer, a partition that the file does not hold back yet,
+ * a buffer that is full with it) is left alone and given back.
  */
 #ifndef ARCHIVER_BUFFERS_H
 #define ARCHIVER_BUFFERS_H
@@ -9,7 +9,7 @@
 #include "python.h"
 
 static struct {
-    PyObject *lines, *buffered_records, *buffered_bytes, *buffered_spans, *last, *count;
+    PyObject *lines, *buffered_records, *buffered_bytes, *buffered_spans, *held, *last, *count;
 } names;
 
 static int intern_names(void) {
@@ -17,6 +17,7 @@ static int intern_names(void) {
            (names.buffered_records = PyUnicode_InternFromString("buffered_records")) &&
            (names.buffered_bytes = PyUnicode_InternFromString("buffered_bytes")) &&
            (names.buffered_spans = PyUnicode_InternFromString("buffered_spans")) &&
+           (names.held = PyUnicode_InternFromString("held")) &&
            (names.last = PyUnicode_InternFromString("last")) && (names.count = PyUnicode_InternFromString("count"));
 }
 
@@ -37,7 +38,7 @@ static int set_number(PyObject *object, PyObject *name, Py_ssize_t number) {
     return failed;
 }
 
-/* Of a dict, or of a list, that is an attribute: a new reference, or NULL with an exception. */
+/* An attribute that is a list, a dict or a set: a new reference, or NULL with an exception. */
 static PyObject *container_of(PyObject *file, PyObject *name, PyTypeObject *type) {
     PyObject *found = PyObject_GetAttr(file, name);
     if (found && Py_TYPE(found) != type) {
@@ -48,7 +49,7 @@ static PyObject *container_of(PyObject *file, PyObject *name, PyTypeObject *type
 }
 
 typedef struct {
-    PyObject *route, *lines, *last; /* borrowed */
+    PyObject *route, *lines, *first, *last, *count; /* borrowed */
     Py_ssize_t bytes, records;
 } slice_view;
 
@@ -58,19 +59,47 @@ static int view_of_slice(slice_view *view, PyObject *slice) {
         return -1;
     }
     view->route = PyTuple_GET_ITEM(slice, 0), view->lines = PyTuple_GET_ITEM(slice, 1);
-    view->last = PyTuple_GET_ITEM(slice, 3), view->bytes = PyBytes_GET_SIZE(view->lines);
-    view->records = PyLong_AsSsize_t(PyTuple_GET_ITEM(slice, 4));
+    view->first = PyTuple_GET_ITEM(slice, 2), view->last = PyTuple_GET_ITEM(slice, 3);
+    view->count = PyTuple_GET_ITEM(slice, 4), view->bytes = PyBytes_GET_SIZE(view->lines);
+    view->records = PyLong_AsSsize_t(view->count);
     return view->records == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
 typedef struct {
-    PyObject *open, *partition; /* borrowed */
+    PyObject *open, *partition, *span_type; /* borrowed */
     Py_ssize_t bytes_max, records_max;
 } buffering;
 
+/* Whether the file holds the partition back already: -1 with an exception. */
+static int holds_back(PyObject *file, PyObject *partition) {
+    PyObject *held = container_of(file, names.held, &PySet_Type);
+    if (!held) return -1;
+    int found = PySet_Contains(held, partition);
+    Py_DECREF(held);
+    return found;
+}
+
+/* The buffer's span of the partition goes on to the slice's end, or begins with it: 1; 0 where that is Python's to do. */
+static int extend_span(const buffering *to, const slice_view *slice, PyObject *file, PyObject *spans) {
+    PyObject *span = PyDict_GetItemWithError(spans, to->partition);
+    if (span) {
+        Py_ssize_t count = number_of(span, names.count);
+        int failed = count < 0 || set_number(span, names.count, count + slice->records) < 0 ||
+                     PyObject_SetAttr(span, names.last, slice->last) < 0;
+        return failed ? -1 : 1;
+    }
+    if (PyErr_Occurred()) return -1;
+    int held = holds_back(file, to->partition);
+    if (held <= 0) return held;
+    if (!(span = PyObject_CallFunctionObjArgs(to->span_type, slice->first, slice->last, slice->count, NULL))) return -1;
+    int failed = PyDict_SetItem(spans, to->partition, span);
+    Py_DECREF(span);
+    return failed ? -1 : 1;
+}
+
 /* 1 where the slice has been added, 0 where it is left to Python, -1 with an exception. */
 static int add_slice(const buffering *to, const slice_view *slice) {
-    PyObject *file = PyDict_GetItemWithError(to->open, slice->route), *lines = NULL, *spans = NULL, *span = NULL;
+    PyObject *file = PyDict_GetItemWithError(to->open, slice->route), *lines = NULL, *spans = NULL;
     if (!file) return PyErr_Occurred() ? -1 : 0;
     int added = -1;
     Py_INCREF(file);
@@ -84,15 +113,11 @@ static int add_slice(const buffering *to, const slice_view *slice) {
         added = 0;
         goto done;
     }
-    if (!(span = PyDict_GetItemWithError(spans, to->partition))) {
-        added = PyErr_Occurred() ? -1 : 0;
-        goto done;
-    }
-    Py_ssize_t count = number_of(span, names.count);
-    if (count >= 0 && set_number(span, names.count, count + slice->records) == 0 &&
-        PyObject_SetAttr(span, names.last, slice->last) == 0 && PyList_Append(lines, slice->lines) == 0 &&
-        set_number(file, names.buffered_bytes, bytes) == 0 && set_number(file, names.buffered_records, records) == 0)
-        added = 1;
+    added = extend_span(to, slice, file, spans);
+    if (added > 0 &&
+        (PyList_Append(lines, slice->lines) < 0 || set_number(file, names.buffered_bytes, bytes) < 0 ||
+         set_number(file, names.buffered_records, records) < 0))
+        added = -1;
 done:
     Py_XDECREF(lines);
     Py_XDECREF(spans);
@@ -105,7 +130,7 @@ static PyObject *add_slices(PyObject *module, PyObject *args) {
     buffering to;
     PyObject *slices;
     if (!PyArg_ParseTuple(
-            args, "O!OO!nn", &PyDict_Type, &to.open, &to.partition, &PyList_Type, &slices, &to.bytes_max,
+            args, "O!OO!Onn", &PyDict_Type, &to.open, &to.partition, &PyList_Type, &slices, &to.span_type, &to.bytes_max,
             &to.records_max))
         return NULL;
     PyObject *left = PyList_New(0);

@@ -30,7 +30,7 @@ static PyObject *scan(PyObject *module, PyObject *args) {
 static PyMethodDef module_methods[] = {
     {"scan", scan, METH_VARARGS, "scan(value, field) -> the field's JSON text, b'' if missing, None if unsure"},
     {"add_slices", add_slices, METH_VARARGS,
-     "add_slices(open, partition, slices, bytes_max, records_max) -> (slices left to Python, bytes added)"},
+     "add_slices(open, partition, slices, span_type, bytes_max, records_max) -> (slices left to Python, bytes added)"},
     {"count_lines", count_lines, METH_VARARGS, "count_lines(buffer, start, stop) -> how many lines that part has"},
     {"load_client", load_client, METH_O, "load_client(path): look up librdkafka in a library that is loaded"},
     {NULL}};

@@ -34,7 +34,7 @@ from archiver.errors import (
 )
 from archiver.events import Event
 from archiver.inbox import QueueInbox
-from archiver.local_failures import LOCAL_FAILURES_MAX, WRITE_RETRY_SECS
+from archiver.local_failures import LOCAL_FAILURES_MAX, REFUSALS_MAX, WRITE_RETRY_SECS
 from archiver.pipeline import Archiver, Parts, Policy
 from archiver.ports import (
     BrokerView,
@@ -388,6 +388,28 @@ def test_a_roll_request_on_a_full_disk_is_kept_until_the_spool_takes_the_buffer(
     bench.archiver.turn()
     assert bench.outside.seals == [1, 2]
     assert [file.buffered_records for file in bench.archiver.open.values()] == [1]
+
+
+def test_a_disk_that_refuses_again_and_again_makes_other_files_close_and_free_what_they_take() -> None:
+    """[B2]: no bound of bytes is reached where inodes or somebody else's files are what is short."""
+    bench = Bench()
+    bench.take(P, 0, 2, "b")
+    bench.take(Q, 0, 1, "c")
+    bench.inbox.put(FrameWritten(1, 1, 10))
+    bench.take(P, 2, 2)
+    refused: list[int] = []
+    for _ in range(REFUSALS_MAX):
+        assert bench.outside.seals == refused
+        failing, chunk, _ = bench.outside.appended[-1]
+        refused.append(failing)
+        bench.inbox.put(WriteFailed(failing, chunk, 0, True, "full"))
+        bench.inbox.put(SealFailed(failing, False, "there is no frame in it to seal"))
+        bench.archiver.turn()
+        bench.outside.now += WRITE_RETRY_SECS
+        bench.archiver.turn()
+    assert 1 in bench.outside.seals
+    assert 2 not in bench.outside.seals, "it has nothing on the disk"
+    assert bench.archiver.files[1].reason == "space"
 
 
 def test_a_roll_request_reaches_a_file_that_waits_for_what_its_predecessor_could_not_write() -> None:
