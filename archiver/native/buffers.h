@@ -8,44 +8,71 @@
 
 #include "python.h"
 
+/* Where the objects of a class keep an attribute of `__slots__`: reading it by its name costs ten times as much. */
+typedef struct {
+    const char *name;
+    Py_ssize_t offset;
+} slot;
+
 static struct {
-    PyObject *lines, *buffered_records, *buffered_bytes, *buffered_spans, *held, *last, *count;
-} names;
+    PyTypeObject *type; /* owned; NULL before the first file is seen */
+    slot lines, buffered_records, buffered_bytes, buffered_spans, held;
+} file_slots = {
+    NULL, {"lines", 0}, {"buffered_records", 0}, {"buffered_bytes", 0}, {"buffered_spans", 0}, {"held", 0}};
 
-static int intern_names(void) {
-    return (names.lines = PyUnicode_InternFromString("lines")) &&
-           (names.buffered_records = PyUnicode_InternFromString("buffered_records")) &&
-           (names.buffered_bytes = PyUnicode_InternFromString("buffered_bytes")) &&
-           (names.buffered_spans = PyUnicode_InternFromString("buffered_spans")) &&
-           (names.held = PyUnicode_InternFromString("held")) &&
-           (names.last = PyUnicode_InternFromString("last")) && (names.count = PyUnicode_InternFromString("count"));
+static struct {
+    PyTypeObject *type;
+    slot last, count;
+} span_slots = {NULL, {"last", 0}, {"count", 0}};
+
+/* Finds the slots and keeps them for the class; -1 with an exception where one of them is none. */
+static int find_slots(PyTypeObject **known, PyTypeObject *type, slot *slots, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        PyObject *found = PyObject_GetAttrString((PyObject *)type, slots[i].name);
+        if (!found) return -1;
+        int is_slot = Py_IS_TYPE(found, &PyMemberDescr_Type) && ((PyMemberDescrObject *)found)->d_member->type == T_OBJECT_EX;
+        if (is_slot) slots[i].offset = ((PyMemberDescrObject *)found)->d_member->offset;
+        else PyErr_Format(PyExc_TypeError, "%s.%s must be a slot", type->tp_name, slots[i].name);
+        Py_DECREF(found);
+        if (!is_slot) return -1;
+    }
+    Py_XSETREF(*known, (PyTypeObject *)Py_NewRef(type));
+    return 0;
 }
 
-/* An attribute that is a number; -1 with an exception where it is none. */
-static Py_ssize_t number_of(PyObject *object, PyObject *name) {
-    PyObject *value = PyObject_GetAttr(object, name);
-    if (!value) return -1;
-    Py_ssize_t number = PyLong_AsSsize_t(value);
-    Py_DECREF(value);
-    return number;
+static int know_file(PyObject *file) {
+    if (Py_TYPE(file) == file_slots.type) return 0;
+    return find_slots(&file_slots.type, Py_TYPE(file), &file_slots.lines, 5);
 }
 
-static int set_number(PyObject *object, PyObject *name, Py_ssize_t number) {
+static int know_span(PyObject *span) {
+    if (Py_TYPE(span) == span_slots.type) return 0;
+    return find_slots(&span_slots.type, Py_TYPE(span), &span_slots.last, 2);
+}
+
+static PyObject **place_of(PyObject *object, slot slot) { return (PyObject **)((char *)object + slot.offset); }
+
+/* A slot that holds a number; -1 with an exception where it does not. */
+static Py_ssize_t number_of(PyObject *object, slot slot) {
+    PyObject *value = *place_of(object, slot);
+    if (value) return PyLong_AsSsize_t(value);
+    PyErr_SetString(PyExc_AttributeError, slot.name);
+    return -1;
+}
+
+static int set_number(PyObject *object, slot slot, Py_ssize_t number) {
     PyObject *value = PyLong_FromSsize_t(number);
     if (!value) return -1;
-    int failed = PyObject_SetAttr(object, name, value);
-    Py_DECREF(value);
-    return failed;
+    Py_XSETREF(*place_of(object, slot), value);
+    return 0;
 }
 
-/* An attribute that is a list, a dict or a set: a new reference, or NULL with an exception. */
-static PyObject *container_of(PyObject *file, PyObject *name, PyTypeObject *type) {
-    PyObject *found = PyObject_GetAttr(file, name);
-    if (found && Py_TYPE(found) != type) {
-        PyErr_Format(PyExc_TypeError, "%U must be a %s", name, type->tp_name);
-        Py_CLEAR(found);
-    }
-    return found;
+/* A slot that holds a list, a dict or a set: borrowed, or NULL with an exception. */
+static PyObject *container_of(PyObject *file, slot slot, PyTypeObject *type) {
+    PyObject *found = *place_of(file, slot);
+    if (found && Py_IS_TYPE(found, type)) return found;
+    PyErr_Format(PyExc_TypeError, "%s must be a %s", slot.name, type->tp_name);
+    return NULL;
 }
 
 typedef struct {
@@ -70,27 +97,19 @@ typedef struct {
     Py_ssize_t bytes_max, records_max;
 } buffering;
 
-/* Whether the file holds the partition back already: -1 with an exception. */
-static int holds_back(PyObject *file, PyObject *partition) {
-    PyObject *held = container_of(file, names.held, &PySet_Type);
-    if (!held) return -1;
-    int found = PySet_Contains(held, partition);
-    Py_DECREF(held);
-    return found;
-}
-
 /* The buffer's span of the partition goes on to the slice's end, or begins with it: 1; 0 where that is Python's to do. */
 static int extend_span(const buffering *to, const slice_view *slice, PyObject *file, PyObject *spans) {
     PyObject *span = PyDict_GetItemWithError(spans, to->partition);
     if (span) {
-        Py_ssize_t count = number_of(span, names.count);
-        int failed = count < 0 || set_number(span, names.count, count + slice->records) < 0 ||
-                     PyObject_SetAttr(span, names.last, slice->last) < 0;
-        return failed ? -1 : 1;
+        if (know_span(span) < 0) return -1;
+        Py_ssize_t count = number_of(span, span_slots.count);
+        if ((count < 0 && PyErr_Occurred()) || set_number(span, span_slots.count, count + slice->records) < 0) return -1;
+        Py_XSETREF(*place_of(span, span_slots.last), Py_NewRef(slice->last));
+        return 1;
     }
-    if (PyErr_Occurred()) return -1;
-    int held = holds_back(file, to->partition);
-    if (held <= 0) return held;
+    PyObject *held = PyErr_Occurred() ? NULL : container_of(file, file_slots.held, &PySet_Type);
+    int held_back = held ? PySet_Contains(held, to->partition) : -1;
+    if (held_back <= 0) return held_back;
     if (!(span = PyObject_CallFunctionObjArgs(to->span_type, slice->first, slice->last, slice->count, NULL))) return -1;
     int failed = PyDict_SetItem(spans, to->partition, span);
     Py_DECREF(span);
@@ -98,29 +117,29 @@ static int extend_span(const buffering *to, const slice_view *slice, PyObject *f
 }
 
 /* 1 where the slice has been added, 0 where it is left to Python, -1 with an exception. */
-static int add_slice(const buffering *to, const slice_view *slice) {
-    PyObject *file = PyDict_GetItemWithError(to->open, slice->route), *lines = NULL, *spans = NULL;
-    if (!file) return PyErr_Occurred() ? -1 : 0;
-    int added = -1;
-    Py_INCREF(file);
-    if (!(lines = container_of(file, names.lines, &PyList_Type)) ||
-        !(spans = container_of(file, names.buffered_spans, &PyDict_Type)))
-        goto done;
-    Py_ssize_t bytes = number_of(file, names.buffered_bytes), records = number_of(file, names.buffered_records);
-    if ((bytes < 0 || records < 0) && PyErr_Occurred()) goto done;
+static int add_to(const buffering *to, const slice_view *slice, PyObject *file) {
+    if (know_file(file) < 0) return -1;
+    PyObject *lines = container_of(file, file_slots.lines, &PyList_Type);
+    PyObject *spans = lines ? container_of(file, file_slots.buffered_spans, &PyDict_Type) : NULL;
+    if (!spans) return -1;
+    Py_ssize_t bytes = number_of(file, file_slots.buffered_bytes);
+    Py_ssize_t records = number_of(file, file_slots.buffered_records);
+    if ((bytes < 0 || records < 0) && PyErr_Occurred()) return -1;
     bytes += slice->bytes + 1, records += slice->records;
-    if (PyList_GET_SIZE(lines) == 0 || bytes >= to->bytes_max || records >= to->records_max) {
-        added = 0;
-        goto done;
-    }
-    added = extend_span(to, slice, file, spans);
+    if (PyList_GET_SIZE(lines) == 0 || bytes >= to->bytes_max || records >= to->records_max) return 0;
+    int added = extend_span(to, slice, file, spans);
     if (added > 0 &&
-        (PyList_Append(lines, slice->lines) < 0 || set_number(file, names.buffered_bytes, bytes) < 0 ||
-         set_number(file, names.buffered_records, records) < 0))
-        added = -1;
-done:
-    Py_XDECREF(lines);
-    Py_XDECREF(spans);
+        (PyList_Append(lines, slice->lines) < 0 || set_number(file, file_slots.buffered_bytes, bytes) < 0 ||
+         set_number(file, file_slots.buffered_records, records) < 0))
+        return -1;
+    return added;
+}
+
+static int add_slice(const buffering *to, const slice_view *slice) {
+    PyObject *file = PyDict_GetItemWithError(to->open, slice->route);
+    if (!file) return PyErr_Occurred() ? -1 : 0;
+    Py_INCREF(file);
+    int added = add_to(to, slice, file);
     Py_DECREF(file);
     return added;
 }

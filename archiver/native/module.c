@@ -47,7 +47,7 @@ static PyTypeObject *add_type(PyObject *into, PyType_Spec *spec, const char *nam
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *made = PyModule_Create(&module);
     if (!made) return NULL;
-    if (!intern_names() || !(lines_type = add_type(made, &Lines_spec, "Lines")) ||
+    if (!(lines_type = add_type(made, &Lines_spec, "Lines")) ||
         !(values_type = add_type(made, &Values_spec, "Values")) ||
         !(offsets_type = add_type(made, &Offsets_spec, "Offsets")) || !add_type(made, &Feed_spec, "Feed") ||
         !add_type(made, &Grouper_spec, "Grouper"))
