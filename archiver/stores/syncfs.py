@@ -1,10 +1,11 @@
 """One flush for everything that has changed on a file system, where its answer can be relied on.
 
 syncfs(2) writes back the data, names and folders of all files at once, which for many small ones costs
-a small part of an fsync each. Two things about it are delicate. Not every kernel and file system
-reports what it could not write. And an error is reported once to each descriptor that was open before it:
+a small part of an fsync each. Three things about it are delicate. Not every kernel and file system
+reports what it could not write. An error is reported once to each descriptor that was open before it:
 so the descriptor here is open from the start on, and after an error nothing is flushed this way any more,
-because files that were lost then may come to be flushed later.
+because files that were lost then may come to be flushed later. And a journal that has failed may have
+nothing left to flush, and say that all is well: so something is made after each flush, which it refuses.
 """
 
 from __future__ import annotations
@@ -24,13 +25,20 @@ and network file systems, and ext2 (which leaves the disk's own cache alone)."""
 KERNEL_MIN = (5, 17)
 """Since 5.8 syncfs tells of data that could not be written, since 5.17 of a journal that could not."""
 
+_SHORTAGES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Why nothing can be made on a file system that is as it should be."""
+
 
 class FileSystemFlush:
-    """Flushes the file system that a descriptor lies on; takes the descriptor over. Made by `of_folder`."""
+    """Flushes the file system that a descriptor lies on; takes the descriptor over. Made by `of_folder`.
 
-    def __init__(self, fd: int, syncfs: Callable[[int], int]) -> None:
+    `times` is how often in a row: twice where the first leaves something in the disk's own cache.
+    """
+
+    def __init__(self, fd: int, syncfs: Callable[[int], int], times: int = 1) -> None:
         self._fd = fd
         self._syncfs = syncfs
+        self._times = times
         self._busy = threading.Lock()
         self._closed = False
         self.usable = True
@@ -50,22 +58,31 @@ class FileSystemFlush:
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
             return None
-        if file_system_type(fd) not in TRUSTED:
+        kind = file_system_type(fd)
+        if kind not in TRUSTED:
             os.close(fd)
             return None
-        return cls(fd, syncfs)
+        return cls(fd, syncfs, flush_times(kind, os.fstat(fd).st_dev))
 
     def flush(self) -> None:
         """Everything that was written before the call survives a power cut after it. Raises OSError."""
         with self._busy:
             if self._closed or not self.usable:
                 raise OSError(f"file system {self.device} is not flushed as a whole any more")
-            number = ctypes.get_errno() if self._syncfs(self._fd) != 0 else 0
-            if not number and os.fstatvfs(self._fd).f_flag & os.ST_RDONLY:
-                number = errno.EROFS  # where an error has made it read-only, nothing is flushed or told
-            if number:
-                self.usable = False
-                raise OSError(number, os.strerror(number))
+            for _ in range(self._times):
+                if self._syncfs(self._fd) != 0:
+                    self.usable = False
+                    number = ctypes.get_errno()
+                    raise OSError(number, os.strerror(number))
+            self._require_working()
+
+    def _require_working(self) -> None:
+        """A journal that failed at any time until now takes nothing new, whatever the flush has said."""
+        try:
+            os.close(os.open(".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=self._fd))
+        except OSError as error:
+            self.usable = error.errno in _SHORTAGES
+            raise
 
     def close(self) -> None:
         """Give the descriptor back. A flush that hangs keeps it, so that its number is not used again."""
@@ -88,6 +105,21 @@ def file_system_type(fd: int) -> str:
     except OSError:
         pass
     return ""
+
+
+def flush_times(kind: str, device: int) -> int:
+    """2 for an ext4 without a journal, or of which that is not known, else 1.
+
+    Without one the kernel has the disk empty its cache first and writes folders and inodes last.
+    """
+    if kind != "ext4":
+        return 1
+    try:
+        name = os.path.basename(os.readlink(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"))
+        with open(f"/sys/fs/ext4/{name}/journal_task", encoding="ascii") as file:
+            return 1 if file.read().strip().isdigit() else 2
+    except OSError:
+        return 2
 
 
 def _kernel() -> tuple[int, ...]:

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,11 +21,11 @@ from archiver.errors import DamagedFileError, KeyTakenError, RefusedError, Store
 from archiver.events import Event, GroupFlushFailed
 from archiver.stores import syncfs
 from archiver.stores.file import GROUP_STEPS, FileStore
-from archiver.stores.syncfs import FileSystemFlush, file_system_type
+from archiver.stores.syncfs import FileSystemFlush, file_system_type, flush_times
 from tests.contract.store_case import make_sealed
 from tests.contract.store_cases.local import other_file_system
 from tests.harness.broken_disk import BrokenDisk
-from tests.unit.small_disk import small_disk
+from tests.unit.small_disk import fill, small_disk
 
 FILES = 5
 
@@ -161,7 +163,11 @@ def test_a_group_is_on_disk_before_it_is_linked_and_its_links_before_it_is_told(
     called = [line.split(None, 1)[1].partition("(")[::2] for line in trace.read_text().splitlines()]
     ours = [name for name, rest in called if name in ("syncfs", "fsync") or str(tmp_path / "archive") in rest]
     told = next(n for n, (name, rest) in enumerate(called) if name == "write" and "[True" in rest)
-    assert [name for name in ours if name != "mkdir"] == ["syncfs", *["linkat"] * FILES, "syncfs"]
+    device = (tmp_path / "spool").stat().st_dev
+    spool = os.open(tmp_path / "spool", os.O_RDONLY)
+    flush = ["syncfs"] * flush_times(file_system_type(spool), device)
+    os.close(spool)
+    assert [name for name in ours if name != "mkdir"] == [*flush, *["linkat"] * FILES, *flush]
     assert "mkdir" not in ours[ours.index("syncfs") :], "folders are flushed before anything is linked there"
     assert told > max(n for n, (name, _) in enumerate(called) if name == "syncfs")
 
@@ -309,6 +315,97 @@ def test_a_file_system_that_an_error_has_made_read_only_is_not_taken_for_flushed
         assert store.group_max == 0
         store.close()
         subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+
+
+@contextmanager
+def small_ext4(folder: Path, *features: str) -> Iterator[Path]:
+    """A fresh ext4 in a sparse file on a small tmpfs, `disk/image`, which can be filled."""
+    if shutil.which("mkfs.ext4") is None:
+        pytest.skip("needs mkfs.ext4")
+    mounted = folder / "mounted"
+    mounted.mkdir()
+    with small_disk(folder / "disk", 8 << 20) as disk:
+        image = disk / "image"
+        image.touch()
+        os.truncate(image, 64 << 20)
+        later = "lazy_itable_init=1,lazy_journal_init=1,nodiscard"
+        subprocess.run(["mkfs.ext4", "-q", "-b", "4096", "-E", later, *features, str(image)], check=True)
+        options = "loop,errors=remount-ro,noinit_itable" + ("" if features else ",commit=1")
+        command = ["mount", "-t", "ext4", "-o", options, str(image), str(mounted)]
+        if subprocess.run(command, check=False, capture_output=True).returncode:
+            pytest.skip("needs the right to mount an image")
+        try:
+            yield mounted
+        finally:
+            subprocess.run(["umount", "-l", str(mounted)], check=True)
+
+
+def test_links_whose_journal_has_failed_are_not_taken_for_flushed(tmp_path: Path) -> None:
+    """[D10]: the kernel finds nothing left to flush there, says so, and is not read-only yet."""
+    events: list[Event] = []
+
+    def fail_in_the_background(step: str) -> None:
+        if step == "sync_links":
+            fill(tmp_path / "disk")
+            time.sleep(3)  # the journal is written every second
+
+    with small_ext4(tmp_path) as mounted:
+        (mounted / "spool").mkdir()
+        files = [make_sealed(mounted / "spool", b"lost %d" % n, f"a/{n}") for n in range(FILES)]
+        store = FileStore(
+            mounted / "archive", spool=mounted / "spool", step=fail_in_the_background, emit=events.append
+        )
+        assert store.put_group([(sealed, str(sealed.key)) for sealed in files]) == [False] * FILES
+        assert store.group_max == 0
+        store.close()
+    assert len(events) == 1
+    assert isinstance(events[0], GroupFlushFailed)
+
+
+@pytest.mark.parametrize(("features", "times"), [((), 1), (("-O", "^has_journal"), 2)])
+def test_without_a_journal_the_disk_s_cache_is_emptied_after_the_last_name_too(
+    tmp_path: Path, features: tuple[str, ...], times: int
+) -> None:
+    """[S2]"""
+    called: list[int] = []
+
+    def syncfs(fd: int) -> int:
+        called.append(fd)
+        return 0
+
+    with small_ext4(tmp_path, *features) as mounted:
+        fd = os.open(mounted, os.O_RDONLY)
+        flush = FileSystemFlush(fd, syncfs, flush_times(file_system_type(fd), os.fstat(fd).st_dev))
+        flush.flush()
+        assert called == [fd] * times
+        flush.close()
+
+
+def test_a_flush_after_which_nothing_can_be_made_is_not_believed() -> None:
+    """[D10]: whatever it has said."""
+    flush = FileSystemFlush(os.open("/proc", os.O_RDONLY), lambda fd: 0)
+    with pytest.raises(OSError):
+        flush.flush()
+    assert not flush.usable
+    flush.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE])
+def test_a_shortage_leaves_one_group_untold_and_says_nothing_about_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    flush = FileSystemFlush.of_folder(tmp_path / "spool")
+    assert flush is not None
+    with monkeypatch.context() as patch:
+
+        def refuse(*args: object, **kwargs: object) -> int:
+            raise OSError(number, os.strerror(number))
+
+        patch.setattr(os, "open", refuse)
+        with pytest.raises(OSError):
+            flush.flush()
+    flush.flush()
+    flush.close()
 
 
 def test_where_a_flush_cannot_be_relied_on_there_are_no_groups(
