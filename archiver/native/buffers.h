@@ -25,18 +25,25 @@ static struct {
     slot last, count;
 } span_slots = {NULL, {"last", 0}, {"count", 0}};
 
+/* Whether what a class has under a name is a slot of its objects, not one that it has borrowed of another class. */
+static int is_slot_of(PyTypeObject *type, PyObject *found) {
+    return Py_IS_TYPE(found, &PyMemberDescr_Type) && PyType_IsSubtype(type, PyDescr_TYPE(found)) &&
+           ((PyMemberDescrObject *)found)->d_member->type == T_OBJECT_EX;
+}
+
 /* Finds the slots and keeps them for the class; -1 with an exception where one of them is none. */
 static int find_slots(PyTypeObject **known, PyTypeObject *type, slot *slots, size_t count) {
+    Py_CLEAR(*known); /* its slots are written over, also where the new class turns out to lack one */
     for (size_t i = 0; i < count; i++) {
         PyObject *found = PyObject_GetAttrString((PyObject *)type, slots[i].name);
         if (!found) return -1;
-        int is_slot = Py_IS_TYPE(found, &PyMemberDescr_Type) && ((PyMemberDescrObject *)found)->d_member->type == T_OBJECT_EX;
+        int is_slot = is_slot_of(type, found);
         if (is_slot) slots[i].offset = ((PyMemberDescrObject *)found)->d_member->offset;
         else PyErr_Format(PyExc_TypeError, "%s.%s must be a slot", type->tp_name, slots[i].name);
         Py_DECREF(found);
         if (!is_slot) return -1;
     }
-    Py_XSETREF(*known, (PyTypeObject *)Py_NewRef(type));
+    *known = (PyTypeObject *)Py_NewRef(type);
     return 0;
 }
 

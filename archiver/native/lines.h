@@ -107,7 +107,8 @@ static PyObject *Lines_item(Lines *self, Py_ssize_t i) {
 static Py_ssize_t Lines_length(Lines *self) { return self->count; }
 
 static PyObject *Lines_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    if (!PyArg_ParseTuple(args, "") || (kwargs && PyDict_Size(kwargs))) return NULL;
+    static char *names[] = {NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "", names)) return NULL;
     Lines *self = (Lines *)type->tp_alloc(type, 0);
     if (self && !(self->buffers = PyList_New(0))) Py_CLEAR(self);
     return (PyObject *)self;

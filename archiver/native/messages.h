@@ -275,7 +275,8 @@ typedef struct {
 } Feed;
 
 static int Feed_init(Feed *self, PyObject *args, PyObject *kwargs) {
-    if (!PyArg_ParseTuple(args, "") || (kwargs && PyDict_Size(kwargs))) return -1;
+    static char *names[] = {NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "", names)) return -1;
     if (!client.loaded || self->queue) {
         PyErr_SetString(PyExc_RuntimeError, client.loaded ? "the feed is open" : "load_client comes first");
         return -1;

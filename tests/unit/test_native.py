@@ -335,6 +335,13 @@ def test_what_is_no_part_of_a_buffer_is_refused(part: tuple[Any, ...], error: ty
 
 
 @needs_native
+@pytest.mark.parametrize("name", ["Lines", "Feed"])
+def test_what_takes_no_arguments_says_so(name: str) -> None:
+    with pytest.raises(TypeError):
+        getattr(native, name)(unknown=1)
+
+
+@needs_native
 def test_a_feed_without_a_client_of_its_own_is_refused() -> None:
     import confluent_kafka.cimpl as cimpl
 

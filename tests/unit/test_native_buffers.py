@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from archiver import pipeline
+from archiver.domain.archive_file import ArchiveFile
 from archiver.domain.batch import RecordBatch, Span
 from archiver.native import native
 from archiver.ports import FrameWritten, WriteFailed
@@ -86,3 +87,35 @@ def test_what_are_no_slices_or_files_is_refused(change: dict[str, Any]) -> None:
     assert native is not None
     with pytest.raises((TypeError, AttributeError)):
         native.add_slices(*(given | change).values(), 9)
+
+
+class _Shifted:
+    """Slots of a file's names in other places, and one that is none."""
+
+    __slots__ = ("before", "buffered_bytes", "buffered_records", "buffered_spans", "lines")
+    held = None
+
+
+class _Borrowing:
+    """Slots of another class: its own objects have no such places."""
+
+    lines, held = ArchiveFile.lines, ArchiveFile.held
+    buffered_records, buffered_bytes = ArchiveFile.buffered_records, ArchiveFile.buffered_bytes
+    buffered_spans = ArchiveFile.buffered_spans
+
+
+@needs_native
+@pytest.mark.parametrize("other", [_Shifted, _Borrowing])
+def test_an_object_that_is_no_file_leaves_what_is_known_of_files_alone(other: type) -> None:
+    """Slots are read where they lie: of a wrong place it could be any memory."""
+    assert native is not None
+    slices = [("r", b"1", 7, 7, 1)]
+    for _ in range(2):
+        bench = Bench(flush_records=9)
+        file = bench.archiver.new_file("r", 0.0)
+        file.held.add(P)
+        file.add(P, b"0", 6, 6, 1)
+        assert native.add_slices({"r": file}, P, slices, Span, 99, 9) == ([], 1)
+        assert (file.lines, file.buffered_spans) == ([b"0", b"1"], {P: Span(6, 7, 2)})
+        with pytest.raises(TypeError, match="must be a slot"):
+            native.add_slices({"r": other()}, P, slices, Span, 99, 9)
