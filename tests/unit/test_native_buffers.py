@@ -96,12 +96,9 @@ class _Shifted:
     held = None
 
 
-class _Borrowing:
-    """Slots of another class: its own objects have no such places."""
-
-    lines, held = ArchiveFile.lines, ArchiveFile.held
-    buffered_records, buffered_bytes = ArchiveFile.buffered_records, ArchiveFile.buffered_bytes
-    buffered_spans = ArchiveFile.buffered_spans
+_SLOTS = ("lines", "buffered_records", "buffered_bytes", "buffered_spans", "held")
+_Borrowing = type("_Borrowing", (), {name: vars(ArchiveFile)[name] for name in _SLOTS})
+"""Slots of another class: its own objects have no such places."""
 
 
 @needs_native
