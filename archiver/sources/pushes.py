@@ -23,6 +23,8 @@ GATHER_SECS = 0.003
 """For so long the first push after a lull waits for others, unless enough bytes come together: its sender has
 its answer, and a turn of the loop for each push would take the processor from those being received."""
 
+_PUSH_COST_BYTES = 160
+"""What a push costs beside its bytes: their header, its own object, its numbers and a place in the queue."""
 _RECORD_COST_BYTES = 64
 """What a value of its own costs beside its bytes: the object's header and its place in a list."""
 
@@ -58,7 +60,7 @@ class JsonLines:
         self._next = start
         self._stop = len(message) if stop is None else stop
         self.records = count_lines(message, start, self._stop)
-        self.cost = len(message) + _RECORD_COST_BYTES
+        self.cost = len(message) + _PUSH_COST_BYTES
 
     def hand_out(self, into: Column, most: int) -> bool:
         self._next = into.cut(self._message, self._next, self._stop, most)
@@ -74,7 +76,7 @@ class Values:
         self._values = values
         self._next = 0
         self.records = len(values)
-        self.cost = sum(map(len, values)) + _RECORD_COST_BYTES * (1 + len(values))
+        self.cost = sum(map(len, values)) + _RECORD_COST_BYTES * len(values) + _PUSH_COST_BYTES
 
     def hand_out(self, into: Column, most: int) -> bool:
         first, self._next = self._next, self._next + most

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+import tracemalloc
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -135,15 +137,15 @@ def test_after_a_refusal_none_is_taken_until_a_fifth_of_the_room_is_free() -> No
     """[G2]: what cannot be taken need not be read. A large push alone does not keep small ones out."""
     queue = PushQueue(1000)
     for _ in range(5):
-        assert queue.offer(JsonLines(b"a" * 120)) == "queued"
+        assert queue.offer(JsonLines(b"a" * 24)) == "queued"
     assert queue.held_bytes == 920
     assert queue.refuses() is None
-    assert queue.offer(JsonLines(b"a" * 120)) == "full"
+    assert queue.offer(JsonLines(b"a" * 24)) == "full"
     assert queue.refuses() == "full"
     assert len(queue.take(0)) == 5
     assert queue.refuses() is None
-    assert queue.offer(JsonLines(b"a" * 700)) == "queued"
-    assert queue.offer(JsonLines(b"a" * 700)) == "full"
+    assert queue.offer(JsonLines(b"a" * 604)) == "queued"
+    assert queue.offer(JsonLines(b"a" * 604)) == "full"
     assert queue.refuses() is None
     assert queue.offer(JsonLines(b"a" * 30)) == "queued"
 
@@ -203,6 +205,24 @@ def test_what_comes_after_a_lull_is_gathered_until_it_is_enough_or_taking_stops(
     assert [len(value) for value in taken(queue, 60)] == sizes
     assert time.monotonic() - began < 60 / 2
     sender.join()
+
+
+@pytest.mark.parametrize("size", [1, 20, 200, 1000])
+@pytest.mark.parametrize("kind", [JsonLines, lambda value: Values([value])])
+def test_what_waits_takes_no_more_memory_than_is_counted_also_in_the_smallest_pushes(
+    kind: Callable[[bytes], Push], size: int
+) -> None:
+    """[B1]: the bound is one of memory."""
+    queue = PushQueue(1 << 20)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        while queue.offer(kind(b"[" + b"a" * size)) == "queued":
+            pass
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < queue.bound_bytes * 1.05
 
 
 @given(st.lists(st.one_of(st.integers(1, 400), st.none()), max_size=60))
