@@ -39,7 +39,7 @@ from archiver.events import CaseInsensitiveStore, Event, GroupFlushFailed
 from archiver.ports import Emit, ProbeReport
 from archiver.stores.answers import Answer, Heals, Refuses
 from archiver.stores.sealed_file import open_sealed, read_range, verify_open
-from archiver.stores.syncfs import FileSystemFlush
+from archiver.stores.syncfs import SHORTAGES, FileSystemFlush
 
 PROBE_NAME = ".dfe-archiver-probe"
 PROBE_BYTES = b"dfe-archiver: shows that nothing here is ever replaced; not an archive file\n"
@@ -153,6 +153,7 @@ class FileStore:
                 self._copy(fd, sealed, key, Path(target))
             self._step("sync_dir")
             _sync_dir(folder)
+            self._require_working(folder)
 
     @property
     def group_max(self) -> int:
@@ -331,6 +332,19 @@ class FileStore:
                 self._remember_attempt(sealed.file_id, key)
                 raise
             self._remember_attempt(sealed.file_id, key)
+
+    def _require_working(self, folder: str) -> None:
+        """Raise OSError where the journal has failed: what it lost is still seen, in a link of an earlier
+        attempt too, and the kernel may say of it that it is flushed. But nothing new can be made there.
+        """
+        try:
+            unnamed = self._open_unnamed(Path(folder), stat.S_IRUSR)
+        except OSError as error:
+            if error.errno not in SHORTAGES:
+                raise
+            return
+        if unnamed is not None:
+            os.close(unnamed)
 
     def _check_ours(self, fd: int, sealed: SealedFile, key: str, target: str) -> None:
         """Return where the taken key holds this very file, else `KeyTakenError`.

@@ -25,7 +25,7 @@ and network file systems, and ext2 (which leaves the disk's own cache alone)."""
 KERNEL_MIN = (5, 17)
 """Since 5.8 syncfs tells of data that could not be written, since 5.17 of a journal that could not."""
 
-_SHORTAGES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+SHORTAGES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Why nothing can be made on a file system that is as it should be."""
 
 
@@ -81,7 +81,7 @@ class FileSystemFlush:
         try:
             os.close(os.open(".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=self._fd))
         except OSError as error:
-            self.usable = error.errno in _SHORTAGES
+            self.usable = error.errno in SHORTAGES
             raise
 
     def close(self) -> None:

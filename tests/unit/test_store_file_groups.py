@@ -339,7 +339,10 @@ def test_a_file_system_that_an_error_has_made_read_only_is_not_taken_for_flushed
 
 @contextmanager
 def small_ext4(folder: Path, *features: str) -> Iterator[Path]:
-    """A fresh ext4 in a sparse file on a small tmpfs, `disk/image`, which can be filled."""
+    """A fresh ext4 in a sparse file on a small tmpfs, `disk/image`, which can be filled.
+
+    With `noatime`, since a time of reading that is noted would show a failed journal by chance.
+    """
     if shutil.which("mkfs.ext4") is None:
         pytest.skip("needs mkfs.ext4")
     mounted = folder / "mounted"
@@ -350,7 +353,7 @@ def small_ext4(folder: Path, *features: str) -> Iterator[Path]:
         os.truncate(image, 64 << 20)
         later = "lazy_itable_init=1,lazy_journal_init=1,nodiscard"
         subprocess.run(["mkfs.ext4", "-q", "-b", "4096", "-E", later, *features, str(image)], check=True)
-        options = "loop,errors=remount-ro,noinit_itable" + ("" if features else ",commit=1")
+        options = "loop,noatime,errors=remount-ro,noinit_itable" + ("" if features else ",commit=1")
         command = ["mount", "-t", "ext4", "-o", options, str(image), str(mounted)]
         if subprocess.run(command, check=False, capture_output=True).returncode:
             pytest.skip("needs the right to mount an image")
@@ -380,6 +383,46 @@ def test_links_whose_journal_has_failed_are_not_taken_for_flushed(tmp_path: Path
         store.close()
     assert len(events) == 1
     assert isinstance(events[0], GroupFlushFailed)
+
+
+def test_links_whose_journal_fails_as_they_are_flushed_are_not_told_durable_one_by_one(
+    tmp_path: Path,
+) -> None:
+    """[D10]: they are seen there, and each flush after the first says that all is well."""
+
+    def fail(step: str) -> None:
+        if step == "sync_links":
+            fill(tmp_path / "disk")
+
+    with small_ext4(tmp_path) as mounted:
+        (mounted / "spool").mkdir()
+        files = [make_sealed(mounted / "spool", b"lost %d" % n, f"a/{n}") for n in range(FILES)]
+        store = FileStore(mounted / "archive", spool=mounted / "spool", step=fail)
+        assert store.put_group([(sealed, str(sealed.key)) for sealed in files]) == [False] * FILES
+        for sealed in files:
+            with pytest.raises(StoreError):
+                store.put(sealed, str(sealed.key), {})
+        store.close()
+
+
+@pytest.mark.parametrize("pause_secs", [0, 3])
+def test_a_link_whose_journal_fails_before_it_is_flushed_is_not_told_durable(
+    tmp_path: Path, pause_secs: int
+) -> None:
+    """[D10]: in the background or under the flush, and at later attempts neither."""
+
+    def fail(step: str) -> None:
+        if step == "sync_dir":
+            fill(tmp_path / "disk")
+            time.sleep(pause_secs)
+
+    with small_ext4(tmp_path) as mounted:
+        (mounted / "spool").mkdir()
+        sealed = make_sealed(mounted / "spool", b"lost", "a/b")
+        store = FileStore(mounted / "archive", step=fail)
+        for _ in range(3):
+            with pytest.raises(StoreError):
+                store.put(sealed, str(sealed.key), {})
 
 
 @pytest.mark.parametrize(("features", "times"), [((), 1), (("-O", "^has_journal"), 2)])
