@@ -20,8 +20,10 @@ from archiver.sources.kafka_columns import batches, split_events
 TAKE_RECORDS = 1_000
 """What the client's `consume` is asked for: more objects leave the processor's cache, 5,000 and above cost
 10–25 %."""
-TAKE_BYTES_MAX = 16 * 1024 * 1024
-"""A take does not go on beyond this: what it returns is in no bound until it has been buffered."""
+TAKE_SHARE = 16
+"""A take does not go on beyond this part of the client's queue: what it returns is in no bound until it has
+been buffered."""
+QUEUE_KIB = "queued.max.messages.kbytes"
 PLUGINS = "plugin.library.paths"
 
 
@@ -65,7 +67,7 @@ def make_feed(client_properties: Mapping[str, Any], on_error: Callable[[ck.Kafka
         native.load_client(cimpl.__file__)
     except ImportError:  # a librdkafka that hides its functions
         return ConsumedFeed(on_error)
-    return NativeFeed(native, on_error)
+    return NativeFeed(native, int(client_properties[QUEUE_KIB]) * 1024 // TAKE_SHARE, on_error)
 
 
 class ConsumedFeed:
@@ -99,11 +101,12 @@ class ConsumedFeed:
 
 
 class NativeFeed:
-    """By the compiled part: columns at once."""
+    """By the compiled part: columns at once. A take ends where it holds `take_bytes_max` or more."""
 
-    def __init__(self, native: Any, on_error: Callable[[ck.KafkaError], None]) -> None:
+    def __init__(self, native: Any, take_bytes_max: int, on_error: Callable[[ck.KafkaError], None]) -> None:
         self._plugin = native.__file__
         self._feed = native.Feed()
+        self._take_bytes_max = take_bytes_max
         self._served = ConsumedFeed(on_error)
         self._on_error = on_error
         self._attached: list[TopicPartition] = []
@@ -131,7 +134,7 @@ class NativeFeed:
     ) -> tuple[Sequence[RecordBatch], Sequence[Any]]:
         """See `Feed`. What the client's own queue still has of a partition is older than what ours has."""
         earlier, events = self._served.take(wanted, 0.0, TAKE_RECORDS)
-        runs, troubles, errors = self._feed.take(records_max, TAKE_BYTES_MAX, int(timeout_secs * 1_000))
+        runs, troubles, errors = self._feed.take(records_max, self._take_bytes_max, int(timeout_secs * 1_000))
         for code, text, fatal in errors:
             self._on_error(ck.KafkaError(code, text, fatal=fatal))
         if not runs:  # nothing ought to have come loose meanwhile; if it has, it does not stay so
