@@ -125,7 +125,7 @@ class KafkaSource:
         self._raise_if_dead()
         for event in events:
             self._notice(event)
-        self._partitions.handed_out(taken)
+        taken = self._partitions.hand_out(taken)
         self._taking = False
         return taken
 

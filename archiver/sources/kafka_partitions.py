@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import confluent_kafka as ck
@@ -18,6 +19,14 @@ ASSIGN_ANSWER_SECS = 5.0
 """How long a rebalance waits for each answer about start offsets; then it goes on without them."""
 RETRY_ANSWER_SECS = 1.0
 RETRY_SECS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """Where a partition was made to go on, and which record came first instead, if one did."""
+
+    start: int
+    first_seen: int | None = None
 
 
 class Partitions:
@@ -50,6 +59,7 @@ class Partitions:
         self._retry_at = 0.0
         self._first_marks: dict[TopicPartition, int] = {}
         self._missing: set[TopicPartition] = set()
+        self._moved: dict[TopicPartition, _Move] = {}
 
     def add(self, partitions: Sequence[TopicPartition], *, leaving: bool) -> None:
         """Answer an assignment: every partition gets an explicit start, or waits for one."""
@@ -69,6 +79,7 @@ class Partitions:
         for partition in partitions:
             self.pending.pop(partition, None)
             self._first_marks.pop(partition, None)
+            self._moved.pop(partition, None)
         self._commits.dropped(frozenset(partitions))
         self._assignment.remove(partitions)
         self.set_flow()
@@ -81,14 +92,41 @@ class Partitions:
 
     def set_flow(self) -> None:
         """Tell the client, explicitly for each of them."""
-        readable = self.active - self.pending.keys() - self._missing
-        self.readable = [client_partition(partition) for partition in readable]
-        self._assignment.let_flow(readable if self._flows else ())
+        self._make_readable()
+        flowing = self.active - self.pending.keys() - self._missing
+        self._assignment.let_flow(flowing if self._flows else ())
 
-    def handed_out(self, batches: Iterable[RecordBatch]) -> None:
-        """Keep where each partition goes on."""
+    def _make_readable(self) -> None:
+        """A position is believed once a record has shown it, where the client was told to go elsewhere."""
+        readable = self.active - self.pending.keys() - self._missing - self._moved.keys()
+        self.readable = [client_partition(partition) for partition in readable]
+
+    def hand_out(self, batches: Sequence[RecordBatch]) -> Sequence[RecordBatch]:
+        """Keep where each partition goes on; returns the batches that may be handed out.
+
+        A client was seen to go on at its earlier position in a topic made anew, though it had been moved to
+        the beginning. So where the first record behind a move comes from further up, the partition is moved
+        there once more; a gap that is there again is the log's own, of transactions or compaction.
+        """
+        good, again = [], dict[TopicPartition, int]()
         for batch in batches:
-            self._assignment.passed(batch.partition, batch.offsets[0], batch.offsets[-1] + 1)
+            partition, first = batch.partition, batch.offsets[0]
+            if partition in again:
+                continue
+            move = self._moved.get(partition)
+            if move is not None and first > move.start and first != move.first_seen:
+                self._moved[partition] = _Move(move.start, first)
+                again[partition] = move.start
+                continue
+            if move is not None:
+                del self._moved[partition]
+                self._make_readable()
+            self._assignment.passed(partition, first, batch.offsets[-1] + 1)
+            good.append(batch)
+        if again:
+            self._assignment.move(again)
+            self.set_flow()
+        return good
 
     def unreadable(
         self, partition: TopicPartition, offset: int, rewritten: Literal["log_truncated"] | None
@@ -136,6 +174,7 @@ class Partitions:
             return False
         wanted = {partition: self.pending.pop(partition) for partition in found}
         self._assignment.move({partition: place.start.offset for partition, place in found.items()})
+        self._moved.update({partition: _Move(place.start.offset) for partition, place in found.items()})
         self._begin({p: place for p, place in found.items() if wanted[p].position is None})
         self._go_on({p: place for p, place in found.items() if wanted[p].position is not None})
         self.set_flow()

@@ -156,7 +156,7 @@ def test_another_topic_id_restarts_the_partition_and_its_commits() -> None:
     group = Group()
     group.answers = {P0: found(70)}
     group.partitions.add([P0], leaving=False)
-    group.partitions.handed_out([RecordBatch(P0, [b"v"], [79])])
+    group.partitions.hand_out([RecordBatch(P0, [b"v"], [79])])
     group.partitions.compare_ids({"t": "id"}, {"t": 2})
     assert not group.partitions.pending
     group.partitions.compare_ids({"t": "another id"}, {"t": 2})
@@ -238,3 +238,40 @@ def test_the_beginning_of_a_log_that_was_cut_under_our_eyes_is_committed_at_once
     group.partitions.commit_first_marks()
     assert group.committed == [{P0: 3}]
     assert group.told == [("assigned", {P0: 70}), ("restarted", frozenset({P0}))]
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_records_from_further_up_than_a_move_went_are_not_handed_out_but_moved_for_again(eager: bool) -> None:
+    """[D9]: a client went on at its earlier position in a topic made anew; what lay before was never read."""
+    group = Group(eager=eager)
+    group.answers = {P0: found(50), P1: found(7)}
+    group.partitions.add([P0, P1], leaving=False)
+    group.partitions.pending[P0] = Wanted(50, "topic_recreated")
+    group.answers = {P0: found(50, LogRange(0, 80), rewritten="topic_recreated")}
+    assert group.partitions.place_pending()
+    assert group.at[P0] == 0
+    assert [(p.topic, p.partition) for p in group.partitions.readable] == [P1]
+
+    wrong = RecordBatch(P0, [b""] * 20, range(50, 70)), RecordBatch(P0, [b""] * 10, range(70, 80))
+    other = RecordBatch(P1, [b""], [7])
+    group.at[P0] = 80  # as the client does when it hands out
+    assert group.partitions.hand_out([wrong[0], other, wrong[1]]) == [other]
+    assert group.at == {P0: 0, P1: 8 if eager else 7}
+    right = RecordBatch(P0, [b""] * 80, range(80))
+    assert group.partitions.hand_out([right]) == [right]
+    assert {(p.topic, p.partition) for p in group.partitions.readable} == {P0, P1}
+
+
+def test_a_gap_behind_a_move_that_is_there_again_is_the_logs_own() -> None:
+    """[D9]: aborted transactions and compaction leave gaps, also at the beginning of a log."""
+    group = Group()
+    group.answers = {P0: found(50)}
+    group.partitions.add([P0], leaving=False)
+    group.partitions.pending[P0] = Wanted(50, "topic_recreated")
+    group.answers = {P0: found(50, LogRange(0, 80), rewritten="topic_recreated")}
+    group.partitions.place_pending()
+    later = RecordBatch(P0, [b""], [5])
+    assert group.partitions.hand_out([later]) == []
+    assert group.partitions.hand_out([later]) == [later]
+    after = RecordBatch(P0, [b""], [9])
+    assert group.partitions.hand_out([after]) == [after]
