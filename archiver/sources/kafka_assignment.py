@@ -25,10 +25,12 @@ class Assignment:
         self._attach = attach
         self._eager = eager
         self._next: dict[TopicPartition, int] = {}
+        self._untouched: set[TopicPartition] = set()
 
     def add(self, starts: Mapping[TopicPartition, int]) -> None:
         """Answer an assignment; to be called for an empty one too."""
         self._next.update(starts)
+        self._untouched.update(starts)
         self._attach(self._next)
         if self._eager:
             self._assign_all()
@@ -39,6 +41,7 @@ class Assignment:
         """Answer a revocation or a loss."""
         for partition in partitions:
             self._next.pop(partition, None)
+            self._untouched.discard(partition)
         if self._eager:
             self._consumer.unassign()
         else:
@@ -47,6 +50,7 @@ class Assignment:
     def move(self, starts: Mapping[TopicPartition, int]) -> None:
         """Read these on at other offsets, outside of a rebalance."""
         self._next.update(starts)
+        self._untouched.update(starts)
         self._attach(self._next)
         if self._eager:
             self._assign_all()
@@ -65,6 +69,11 @@ class Assignment:
                 f"after {self._next[partition]}: a restart reads again from the committed offset"
             )
         self._next[partition] = offset
+        self._untouched.discard(partition)
+
+    def untouched(self, partition: TopicPartition) -> bool:
+        """Whether nothing has been handed out of it since it was told where to go on."""
+        return partition in self._untouched
 
     def position(self, partition: TopicPartition) -> int:
         """Where the partition goes on, as far as was handed out; gaps are not passed."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import confluent_kafka as ck
 
 from archiver.domain.batch import RecordBatch, TopicPartition
+from archiver.events import OffsetsSkipped
 from archiver.ports import Clock, Emit, PartitionListener
 from archiver.sources.kafka_assignment import Assignment
 from archiver.sources.kafka_commits import Commits
@@ -23,10 +24,22 @@ RETRY_SECS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """Where a partition was made to go on, and which record came first instead, if one did."""
+    """Where a partition was made to go on, and which record came first instead, if one did.
+
+    `again` where it was read before: what the log lacks there is said then.
+    """
 
     start: int
+    again: bool
     first_seen: int | None = None
+
+
+def _moved(place: Found, wanted: Wanted, before: _Move | None) -> _Move:
+    """What came first after the move `before` counts only while it is the same log from the same offset."""
+    start = place.start.offset
+    if before is not None and before.start == start and not (wanted.rewritten or place.start.anew):
+        return before
+    return _Move(start, again=wanted.position is not None)
 
 
 class Partitions:
@@ -104,37 +117,61 @@ class Partitions:
     def hand_out(self, batches: Sequence[RecordBatch]) -> Sequence[RecordBatch]:
         """Keep where each partition goes on; returns the batches that may be handed out.
 
-        A client was seen to go on at its earlier position in a topic made anew, though it had been moved to
-        the beginning. So where the first record behind a move comes from further up, the partition is moved
-        there once more; a gap that is there again is the log's own, of transactions or compaction.
+        Where the first record behind a move comes from further up, the partition is placed once more, and the
+        broker is asked again where its log begins. A gap that is still there is the log's own (transactions,
+        compaction) and is said.
         """
-        good, again = [], dict[TopicPartition, int]()
+        good, again = [], set[TopicPartition]()
         for batch in batches:
             partition, first = batch.partition, batch.offsets[0]
             if partition in again:
                 continue
             move = self._moved.get(partition)
             if move is not None and first > move.start and first != move.first_seen:
-                self._moved[partition] = _Move(move.start, first)
-                again[partition] = move.start
+                self._moved[partition] = replace(move, first_seen=first)
+                self._place_again(partition, move.start)
+                again.add(partition)
                 continue
             if move is not None:
-                del self._moved[partition]
-                self._make_readable()
+                self._arrived(partition, move, first)
             self._assignment.passed(partition, first, batch.offsets[-1] + 1)
             good.append(batch)
         if again:
-            self._assignment.move(again)
             self.set_flow()
         return good
+
+    def _arrived(self, partition: TopicPartition, move: _Move, first: int) -> None:
+        """The client reads where it was told to, as its first record shows."""
+        del self._moved[partition]
+        self._make_readable()
+        if move.again and first > move.start:
+            self._emit(OffsetsSkipped(*partition, move.start, first, "not_in_log"))
 
     def unreadable(
         self, partition: TopicPartition, offset: int, rewritten: Literal["log_truncated"] | None
     ) -> None:
-        """The broker does not have `offset`, at which one of ours wanted to go on."""
-        if partition in self.active:
-            self.pending[partition] = Wanted(offset, rewritten)
-            self.set_flow()
+        """The broker does not have `offset`, at which the client wanted to go on with one of ours.
+
+        The event may be older than the last move, since librdkafka gives such an error no version that would
+        drop it, and its offset one of another log: in a topic made anew that offset fits again as soon as the
+        topic has grown. So it counts only once records have been handed out since. The partition is placed
+        again in any case: behind an old event, too, the fetching may have stopped.
+        """
+        if partition not in self.active:
+            return
+        position = self._assignment.position(partition)
+        if not self._assignment.untouched(partition):
+            position = max(position, offset)  # the client's also passes gaps
+        self._place_again(partition, position, rewritten)
+        self.set_flow()
+
+    def _place_again(
+        self, partition: TopicPartition, position: int, rewritten: Literal["log_truncated"] | None = None
+    ) -> None:
+        """What is known already of a log that was rewritten stays known."""
+        wanted = self.pending.get(partition)
+        if wanted is None or wanted.rewritten is None:
+            self.pending[partition] = Wanted(position, rewritten, self._commits.ids.get(partition))
 
     def compare_ids(self, ids: Mapping[str, str | None], counts: Mapping[str, int]) -> None:
         """A topic made anew keeps its partitions assigned and its positions, but means other records.
@@ -174,7 +211,8 @@ class Partitions:
             return False
         wanted = {partition: self.pending.pop(partition) for partition in found}
         self._assignment.move({partition: place.start.offset for partition, place in found.items()})
-        self._moved.update({partition: _Move(place.start.offset) for partition, place in found.items()})
+        for partition, place in found.items():
+            self._moved[partition] = _moved(place, wanted[partition], self._moved.get(partition))
         self._begin({p: place for p, place in found.items() if wanted[p].position is None})
         self._go_on({p: place for p, place in found.items() if wanted[p].position is not None})
         self.set_flow()

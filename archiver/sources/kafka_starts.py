@@ -17,10 +17,14 @@ from archiver.sources.kafka_offsets import committed_offsets, log_ranges, topic_
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A partition to be placed: a new one, or one of ours that cannot be read on at `position`."""
+    """A partition to be placed: a new one, or one of ours that cannot be read on at `position`.
+
+    `topic_id` is the id of the topic that this position was one of.
+    """
 
     position: int | None = None
     rewritten: Literal["log_truncated", "topic_recreated"] | None = None
+    topic_id: str | None = None
 
 
 NEW = Wanted()
@@ -120,6 +124,8 @@ class Starts:
         rewritten, vanished = wanted.rewritten, None
         if wanted.position is not None:
             expected: int | None = wanted.position
+            if rewritten is None and _differ(wanted.topic_id, topic_id):
+                rewritten = "topic_recreated"
         elif committed is None and (remembered := self._remembered.get(partition)) is not None:
             expected = None
             if _differ(remembered[1], topic_id):

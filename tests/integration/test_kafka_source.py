@@ -29,6 +29,8 @@ from archiver.settings.models import Kafka
 from archiver.sources import kafka_feed
 from archiver.sources.kafka import KafkaSource
 from archiver.sources.kafka_check import look
+from archiver.sources.kafka_partitions import Partitions
+from archiver.sources.kafka_starts import Starts, Wanted
 from tests.harness.kafka import KafkaServer
 from tests.harness.process import PATIENCE, SLACK_SECS, free_port, wait_until
 
@@ -345,6 +347,50 @@ def test_a_topic_recreated_while_running_is_read_from_its_beginning(
     assert (skipped.next_offset, skipped.reason) == (0, "topic_recreated")
     assert ("restarted", {TopicPartition(name, 0)}) in member.told
     member.until(lambda: kafka.committed(name, name) == {0: 30})
+
+
+@both_feeds
+@pytest.mark.usefixtures("feed")
+def test_an_error_from_before_a_topic_was_known_to_be_made_anew_does_not_bring_its_position_back(
+    kafka: KafkaServer, name: str, join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[D9]: the client fails at the old position while the broker is asked where the new log begins.
+
+    Once the new topic is longer than the old one was, that position fits it.
+    """
+    told = list[int]()
+    unreadable = Partitions.unreadable
+
+    def is_told(self: Partitions, partition: TopicPartition, offset: int, rewritten: Any) -> None:
+        told.append(offset)
+        if len(told) == 1:
+            kafka.produce(name, of(80, "new"))
+        unreadable(self, partition, offset, rewritten)
+
+    find = Starts.find
+
+    def find_while_it_fails(self: Starts, wanted: Mapping[TopicPartition, Wanted], secs: float) -> Any:
+        found = find(self, wanted, secs)
+        if found and any(place.rewritten for place in wanted.values()):
+            member.source._consumer.resume([ck.TopicPartition(name, 0)])
+            time.sleep(2)
+        return found
+
+    kafka.create_topic(name, 1)
+    kafka.produce(name, of(50))
+    member = join()
+    member.until(lambda: kafka.committed(name, name) == {0: 50})
+    monkeypatch.setattr(Starts, "find", find_while_it_fails)
+    monkeypatch.setattr(Partitions, "unreadable", is_told)
+    member.source.pause()  # so that we notice before the client does
+    kafka.delete_topic(name)
+    kafka.create_topic(name, 1)
+    member.until(lambda: "restarted" in member.kinds())
+    member.source.resume()
+    member.until(lambda: kafka.committed(name, name) == {0: 80})
+    assert told == [50]
+    assert member.offsets(name) == [*range(50), *range(80)]
+    assert member.said(OffsetsSkipped) == [OffsetsSkipped(name, 0, 50, 0, "topic_recreated")]
 
 
 def test_latest_is_for_what_existed_when_the_group_first_started(

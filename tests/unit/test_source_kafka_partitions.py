@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 
@@ -69,6 +69,12 @@ class Group:
         self, wanted: Mapping[TopicPartition, Wanted], timeout_secs: float
     ) -> dict[TopicPartition, Found]:
         return {p: self.answers[p] for p in wanted if p in self.answers}
+
+    def place(self, answer: Found) -> None:
+        """P0, a second later."""
+        self.answers[P0] = answer
+        self.now += RETRY_SECS
+        assert self.partitions.place_pending()
 
     def forget(self, partition: TopicPartition) -> None:
         self.forgotten.append(partition)
@@ -256,22 +262,106 @@ def test_records_from_further_up_than_a_move_went_are_not_handed_out_but_moved_f
     other = RecordBatch(P1, [b""], [7])
     group.at[P0] = 80  # as the client does when it hands out
     assert group.partitions.hand_out([wrong[0], other, wrong[1]]) == [other]
-    assert group.at == {P0: 0, P1: 8 if eager else 7}
+    assert group.paused == {P0}
+    group.answers = {P0: found(0, LogRange(0, 80))}
+    group.now += RETRY_SECS
+    assert group.partitions.place_pending()
+    assert (group.at, group.paused) == ({P0: 0, P1: 8 if eager else 7}, set())
     right = RecordBatch(P0, [b""] * 80, range(80))
     assert group.partitions.hand_out([right]) == [right]
     assert {(p.topic, p.partition) for p in group.partitions.readable} == {P0, P1}
 
 
-def test_a_gap_behind_a_move_that_is_there_again_is_the_logs_own() -> None:
-    """[D9]: aborted transactions and compaction leave gaps, also at the beginning of a log."""
+def moved(log: LogRange, rewritten: Literal["topic_recreated"] | None = "topic_recreated") -> Group:
+    """One whose partition was read up to 50 and has been moved to the beginning of `log`."""
     group = Group()
-    group.answers = {P0: found(50)}
+    group.answers = {P0: found(40)}
     group.partitions.add([P0], leaving=False)
-    group.partitions.pending[P0] = Wanted(50, "topic_recreated")
-    group.answers = {P0: found(50, LogRange(0, 80), rewritten="topic_recreated")}
-    group.partitions.place_pending()
+    group.partitions.hand_out([RecordBatch(P0, [b""] * 10, range(40, 50))])
+    group.partitions.pending[P0] = Wanted(50, rewritten)
+    group.place(found(50, log, rewritten=rewritten))
+    return group
+
+
+def test_a_gap_behind_a_move_that_is_there_again_is_the_logs_own_and_is_said() -> None:
+    """[D9]: aborted transactions and compaction leave gaps, also at the beginning of a log."""
+    group = moved(LogRange(0, 80))
     later = RecordBatch(P0, [b""], [5])
     assert group.partitions.hand_out([later]) == []
+    group.place(found(0, LogRange(0, 80)))
     assert group.partitions.hand_out([later]) == [later]
     after = RecordBatch(P0, [b""], [9])
     assert group.partitions.hand_out([after]) == [after]
+    assert group.events[1:] == [OffsetsSkipped("t", 0, 0, 5, "not_in_log")]
+
+
+def test_a_gap_behind_a_move_that_retention_has_made_meanwhile_is_told_as_that() -> None:
+    """[D9]: the broker is asked again where the log begins before a gap is believed."""
+    group = moved(LogRange(0, 80))
+    later = RecordBatch(P0, [b""], [5])
+    assert group.partitions.hand_out([later]) == []
+    group.place(found(0, LogRange(5, 80)))
+    assert group.partitions.hand_out([later]) == [later]
+    assert group.events[1:] == [OffsetsSkipped("t", 0, 0, 5, "below_log_start")]
+
+
+def test_a_gap_is_believed_of_the_log_in_which_it_was_seen_and_of_no_later_one() -> None:
+    """[D9]: the topic is made anew once more between the two."""
+    group = moved(LogRange(0, 80))
+    later = RecordBatch(P0, [b""], [50])
+    assert group.partitions.hand_out([later]) == []
+    group.partitions.compare_ids({"t": "a third id"}, {"t": 1})
+    group.place(found(0, LogRange(0, 80), rewritten="topic_recreated"))
+    assert group.partitions.hand_out([later]) == []
+
+
+def test_a_gap_at_a_first_start_that_had_to_wait_is_not_said() -> None:
+    """[D3]: it is one as any other; nothing was read before it."""
+    group = Group()
+    group.partitions.add([P0], leaving=False)
+    group.place(found(7))
+    later = RecordBatch(P0, [b""], [9])
+    assert group.partitions.hand_out([later]) == []
+    group.place(found(7))
+    assert group.partitions.hand_out([later]) == [later]
+    assert group.events == []
+
+
+def test_an_error_from_before_a_move_does_not_bring_the_old_position_back() -> None:
+    """[D9]: it fits the new log once that has grown, and what lies before would never be read."""
+    group = moved(LogRange(0, 0))
+    group.partitions.unreadable(P0, 50, None)
+    assert group.paused == {P0}
+    assert group.partitions.pending == {P0: Wanted(0, None, "id")}
+    group.place(found(0, LogRange(0, 80)))
+    assert (group.at, group.paused) == ({P0: 0}, set())
+
+
+def test_an_error_from_an_earlier_assignment_does_not_bring_its_position_back() -> None:
+    """[D9]: the topic was made anew while the partition was nobody's."""
+    group = moved(LogRange(0, 80))
+    group.partitions.hand_out([RecordBatch(P0, [b""] * 80, range(80))])
+    group.partitions.remove([P0])
+    group.answers = {P0: found(80, LogRange(0, 0), rewritten="topic_recreated")}
+    group.partitions.add([P0], leaving=False)
+    group.partitions.unreadable(P0, 80, None)
+    assert group.partitions.pending == {P0: Wanted(0, None, "id")}
+
+
+def test_an_error_behind_records_tells_where_the_client_was_which_passes_gaps() -> None:
+    group = moved(LogRange(0, 80))
+    group.partitions.hand_out([RecordBatch(P0, [b""] * 10, range(10))])
+    group.partitions.unreadable(P0, 15, None)
+    assert group.partitions.pending == {P0: Wanted(15, None, "id")}
+    group.partitions.unreadable(P0, -1001, "log_truncated")  # the client names no offset there
+    assert group.partitions.pending == {P0: Wanted(10, "log_truncated", "id")}
+
+
+def test_a_topic_known_to_be_another_one_stays_that_when_the_old_position_proves_unreadable() -> None:
+    """[D9]: the broker has not answered yet where the new one begins."""
+    group = Group()
+    group.answers = {P0: found(50)}
+    group.partitions.add([P0], leaving=False)
+    group.partitions.compare_ids({"t": "another id"}, {"t": 1})
+    group.partitions.unreadable(P0, 50, None)
+    assert group.partitions.pending == {P0: Wanted(50, "topic_recreated")}

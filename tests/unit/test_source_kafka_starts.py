@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from archiver.domain.batch import TopicPartition
 from archiver.domain.offsets import LogRange, Reset, Start, start_offset
 from archiver.events import NoCommittedOffset, OffsetsSkipped
+from archiver.sources import kafka_starts
 from archiver.sources.kafka_offsets import commit_metadata, topic_id_of
-from archiver.sources.kafka_starts import Found
+from archiver.sources.kafka_starts import Found, Starts, Wanted
 
 LOG = LogRange(100, 200)
 
@@ -109,6 +110,24 @@ def test_every_start_that_is_not_ordinary_is_said_with_both_offsets() -> None:
     assert said(start_offset(None, LOG)) == [NoCommittedOffset("t", 3, 100, 100, 200)]
     assert said(start_offset(None, LogRange(7, 7)), LogRange(7, 7)) == []
     assert said(start_offset(150, LOG)) == []
+
+
+@pytest.mark.parametrize(
+    ("read", "now", "start"),
+    [("old", "new", 0), ("old", "old", 50), (None, "new", 50), ("old", None, 50)],
+)
+def test_a_position_of_a_topic_made_anew_is_no_position_in_it_though_it_fits(
+    read: str | None, now: str | None, start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[D9]: the client told of it while the new topic was shorter, before anybody had compared the ids."""
+    here, log = TopicPartition("t", 3), LogRange(0, 80)
+    monkeypatch.setattr(kafka_starts, "committed_offsets", lambda *_: {here: (50, read)})
+    monkeypatch.setattr(kafka_starts, "topic_ids", lambda *_: {"t": now})
+    monkeypatch.setattr(kafka_starts, "log_ranges", lambda *_, **__: {here: log})
+    nobody: Any = None
+    found = Starts(nobody, nobody, "earliest").find({here: Wanted(50, None, read)}, 1.0)
+    assert found[here].start.offset == start
+    assert found[here].start.anew == (start == 0)
 
 
 @pytest.mark.parametrize("foreign", [None, "", "by another program", "[1]", '{"topic_id": 4}', "[" * 100_000])
