@@ -2,7 +2,8 @@
 
 With the compiled part each partition's queue leads into one of our own, from which it takes runs without
 an object a message; the client's own queue then brings only callbacks and errors. Both kinds of
-queue drop what an assignment, a seek or a pause has made stale, by the same rules of librdkafka's.
+queue drop messages that an assignment, a seek or a pause has made stale, by the same rules of librdkafka's;
+both keep errors, which may tell of a position that is none any more.
 """
 
 from __future__ import annotations

@@ -365,6 +365,23 @@ def test_an_offset_out_of_range_is_an_event_that_names_it_and_reading_goes_on_af
     assert client.position(name) == 3
 
 
+def test_an_offset_out_of_range_is_told_even_after_the_partition_was_assigned_elsewhere(
+    kafka: KafkaServer, name: str, join: Join
+) -> None:
+    """Messages from before are dropped by their version, and such an error has none."""
+    kafka.create_topic(name, 1)
+    kafka.produce(name, [b"v"] * 10)
+    client = join(name).subscribe(name, start=50)
+    client.until(lambda: client.told)
+    time.sleep(2)  # by then the error waits in the client
+    client.consumer.incremental_unassign([ck.TopicPartition(name, 0)])
+    client.consumer.incremental_assign([ck.TopicPartition(name, 0, 0)])
+    client.until(lambda: len(client.records) == 10)
+    assert [(event.error().code(), event.offset()) for event in client.events] == [
+        (ck.KafkaError._AUTO_OFFSET_RESET, 50)
+    ]
+
+
 def test_the_records_of_one_partition_come_in_order_and_in_long_runs(
     kafka: KafkaServer, name: str, join: Join
 ) -> None:

@@ -393,6 +393,30 @@ def test_an_error_from_before_a_topic_was_known_to_be_made_anew_does_not_bring_i
     assert member.said(OffsetsSkipped) == [OffsetsSkipped(name, 0, 50, 0, "topic_recreated")]
 
 
+def test_what_a_topic_made_anew_lacks_at_its_beginning_is_said_and_holds_nothing_up(
+    kafka: KafkaServer, name: str, join: Join
+) -> None:
+    """[D9]: seen twice, it is a gap of the log and no client that has not moved."""
+    kafka.create_topic(name, 1)
+    kafka.produce(name, of(10))
+    member = join()
+    member.until(lambda: kafka.committed(name, name) == {0: 10})
+    kafka.delete_topic(name)
+    kafka.create_topic(name, 1)
+    producer = ck.Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": name, "log_level": 0})
+    producer.init_transactions()
+    producer.begin_transaction()
+    for value in of(5, "aborted"):
+        producer.produce(name, value, partition=0)
+    producer.flush()
+    producer.abort_transaction()
+    kafka.produce(name, of(20, "new"))
+    member.until(lambda: kafka.committed(name, name) == {0: 26})
+    new = [(offset, value) for _, offset, value in member.records if (value or b"").startswith(b"new")]
+    assert set(new) == set(zip(range(6, 26), of(20, "new"), strict=True))
+    assert member.said(OffsetsSkipped)[-1] == OffsetsSkipped(name, 0, 0, 6, "not_in_log")
+
+
 def test_latest_is_for_what_existed_when_the_group_first_started(
     kafka: KafkaServer, name: str, join: Join
 ) -> None:
