@@ -49,6 +49,13 @@ GC_THRESHOLDS = (20_000, 50, 1000)
 thresholds looking for some costs 10 % at 20 routes and a third at 20,000, whose files are all looked at."""
 
 
+PUBLISH_SECS = 1.0
+JOINING_PUBLISH_SECS = 0.05
+JOINING_SECS_MAX = 10.0
+"""A start is ready within a second, and whoever waits for it should not wait for another one. With many
+partitions a snapshot costs milliseconds, so one that does not get ready is looked at less often."""
+
+
 PUSH_SWITCH_SECS = 0.001
 """How long the loop may keep the interpreter while the push listener waits for it. An answer takes several
 turns of the listener: with the interpreter's own 5 ms senders get a fifth less through."""
@@ -77,9 +84,9 @@ def run(settings: Settings) -> int:
         stack.callback(telemetry.close)
         archiver = _build(settings, telemetry, stack)
         on_signal.stop_with(archiver.stop)
-        gc.collect()
-        gc.freeze()  # what start-up made stays; looking through it again and again costs time
+        gc.freeze()  # what start-up made stays; looking through it even once costs time
         gc.set_threshold(*GC_THRESHOLDS)
+        gc.enable()
         if settings.transport == "grpc":
             sys.setswitchinterval(PUSH_SWITCH_SECS)
         return archiver.run()
@@ -155,14 +162,20 @@ def _build(settings: Settings, telemetry: Telemetry, stack: ExitStack) -> Archiv
     return archiver
 
 
-def _publisher(snapshot: Snapshot, telemetry: Telemetry, clock: Clock) -> Callable[[Archiver], None]:
-    """What the loop calls about once a second."""
+def _publisher(snapshot: Snapshot, telemetry: Telemetry, clock: Clock) -> Callable[[Archiver], float]:
+    """What the loop calls about once a second, and more often until it is ready."""
     retention = RetentionWatch(telemetry.emit)
+    joining_until = clock.monotonic() + JOINING_SECS_MAX
 
-    def publish(archiver: Archiver) -> None:
+    def publish(archiver: Archiver) -> float:
+        nonlocal joining_until
         status = snapshot.of(archiver)
         telemetry.status.publish(status)
-        retention.look(status.partitions, clock.monotonic())
+        now = clock.monotonic()
+        retention.look(status.partitions, now)
+        if not status.not_ready:
+            joining_until = now
+        return JOINING_PUBLISH_SECS if now < joining_until else PUBLISH_SECS
 
     return publish
 
@@ -204,13 +217,15 @@ def _source(settings: Settings, emit: Emit, clock: Clock) -> Source:
     from archiver.sources.kafka import KafkaSource
 
     excluded = () if settings.dlq.allow_in_topics else (settings.dlq.topic,)
-    return KafkaSource(
+    source = KafkaSource(
         settings.kafka,
         emit,
         clock,
         excluded_topics=excluded,
         prefetch_bytes_max=_prefetch_bytes(settings),
     )
+    source.connect()
+    return source
 
 
 def _ledger(settings: Settings) -> Ledger:

@@ -101,8 +101,8 @@ class Parts:
     clock: Clock
     disk: Disk
     emit: Emit
-    publish: Callable[[Archiver], None]
-    """Called about once a second with the loop's state, to make a snapshot of it."""
+    publish: Callable[[Archiver], float]
+    """Called with the loop's state, to make a snapshot of it; after how many seconds the next one is due."""
     beat: Callable[[float], None]
     """Called with the monotonic time whenever the loop turns, also while it waits in a drain."""
 
@@ -215,8 +215,7 @@ class Archiver:
         """Show that the loop is alive, and about once a second how it is. Also called in drains."""
         self.parts.beat(now)
         if now >= self._next_publish:
-            self._next_publish = now + 1.0
-            self.parts.publish(self)
+            self._next_publish = now + self.parts.publish(self)
 
     # --- records in --------------------------------------------------------------------------
 

@@ -110,7 +110,7 @@ def offline_archiver(partitions: int, *, fields: Sequence[str] = ("_org_id",)) -
         clock=HandClock(),
         disk=_Disk(),
         emit=lambda event: None,
-        publish=lambda archiver: None,
+        publish=lambda archiver: 1.0,
         beat=lambda now: None,
     )
     policy = Policy(

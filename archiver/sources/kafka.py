@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import confluent_kafka as ck
@@ -33,6 +34,9 @@ from archiver.sources.kafka_trouble import FATAL, Trouble, way_out
 
 TAKE_SECS_MAX = 0.05
 """The client waits for all it was asked for, so the last records of a burst wait this long."""
+JOINING_TAKE_SECS = 0.005
+"""While the group is being joined: the assignment comes by the client's own queue, and only a new take looks
+there."""
 PREFETCH_BYTES_MAX = 64 << 20
 LEARN_SECS = 1.0
 REPLACED_ANSWER_SECS = 1.0
@@ -70,30 +74,49 @@ class KafkaSource:
         self._subscription = Subscription()
         self._listing_number = 0
         self._died = Carried()
-        self._started = False
+        self._connects = self._started = False
         self._joined = self._stopping = self._closing = self._taking = False
 
-    def start(self, listener: PartitionListener) -> None:
-        """Make the clients and begin to look for topics; the group is joined once there are some.
+    def connect(self) -> None:
+        """Make the clients, which begin to connect while the rest of the process is set up.
 
-        Raises `SourceFatalError` where librdkafka does not take the settings.
+        Takes part of `start`; what goes wrong comes out there.
         """
-        kafka = self._kafka
-        properties = consumer_properties(kafka, self._prefetch_bytes_max)
+        with self._died:
+            self._make_clients()
+
+    def _make_clients(self) -> None:
+        properties = consumer_properties(self._kafka, self._prefetch_bytes_max)  # has secrets: not kept
+        self._eager = is_eager(properties)
         self._feed = make_feed(properties, self._on_error)
         callbacks = {"on_commit": self._on_commit, **self._feed.properties()}
         try:
             self._consumer = ck.Consumer(properties | callbacks, logger=self._logger)
             self._feed.open(self._consumer)
             self._admin = AdminClient(
-                admin_properties(kafka) | {"error_cb": self._trouble.failed}, logger=self._logger
+                admin_properties(self._kafka) | {"error_cb": self._trouble.failed}, logger=self._logger
             )
         except ck.KafkaException as refused:
             raise SourceFatalError(f"the Kafka client does not take the settings: {refused}") from refused
+        # A consumer connects once it is asked for something, in two steps that it keeps 50 ms apart: so it is
+        # asked for something, and nobody waits for the answer.
+        with suppress(ck.KafkaException):
+            self._consumer.list_topics(timeout=0.0)
+        self._connects = True
+
+    def start(self, listener: PartitionListener) -> None:
+        """Begin to look for topics; the group is joined once there are some.
+
+        Raises `SourceFatalError` where librdkafka does not take the settings.
+        """
+        if not self._connects:
+            self.connect()
+        self._died.check()
+        kafka = self._kafka
         self._listener = listener
         self._commits = Commits(self._consumer, listener, self._clock)
         self._starts = Starts(self._consumer, self._admin, kafka.auto_offset_reset)
-        assignment = Assignment(self._consumer, self._feed.attach, eager=is_eager(properties))
+        assignment = Assignment(self._consumer, self._feed.attach, eager=self._eager)
         self._partitions = Partitions(
             assignment, self._starts, self._commits, listener, self._emit, self._clock
         )
@@ -108,6 +131,7 @@ class KafkaSource:
     def take(self, timeout_secs: float, records_max: int) -> Sequence[RecordBatch]:
         """See `ports.Source`. Returns after 50 ms at most unless a rebalance is served meanwhile."""
         self._raise_if_dead()
+        timeout_secs = self._wait_for_topics(min(timeout_secs, TAKE_SECS_MAX))
         self._follow_topics()
         if self._partitions.place_pending():
             self._watch()
@@ -116,9 +140,7 @@ class KafkaSource:
         self._notice_joining()
         self._taking = True
         try:
-            taken, events = self._feed.take(
-                self._partitions.active, min(timeout_secs, TAKE_SECS_MAX), records_max
-            )
+            taken, events = self._feed.take(self._partitions.active, timeout_secs, records_max)
         except ck.KafkaException as error:
             raise SourceFatalError(f"the Kafka client cannot go on: {error}") from error
         # An error from here on leaves `_taking` set: the client counts as passed what nobody was given.
@@ -135,7 +157,7 @@ class KafkaSource:
         Empty inside a listener's callback: what the running `take` has popped is in nobody's hands
         yet, and must not depend on when the client counts it.
         """
-        if self._taking or not self._partitions.readable:
+        if self._taking or not self._started or not self._partitions.readable:
             return {}
         told = self._consumer.position(self._partitions.readable)
         return {TopicPartition(p.topic, p.partition): p.offset for p in told if p.offset >= 0}
@@ -204,7 +226,8 @@ class KafkaSource:
     def stop_taking(self) -> None:
         """See `ports.Source`: pauses for good, and stays in the group."""
         self._stopping = True
-        self._partitions.let_flow(False)
+        if self._started:
+            self._partitions.let_flow(False)
 
     def close(self, timeout_secs: float) -> None:
         """Leave the group, in `timeout_secs` at most: without a broker the client would wait longer."""
@@ -227,6 +250,16 @@ class KafkaSource:
         self._lookout.died.check()
 
     # --- topics -----------------------------------------------------------------------------
+
+    def _wait_for_topics(self, timeout_secs: float) -> float:
+        """While there is nothing to join for; returns for how long the take waits for records."""
+        if self._joined or self._stopping:
+            return timeout_secs
+        if self._subscription.topics:
+            return min(timeout_secs, JOINING_TAKE_SECS)
+        self._lookout.listed.wait(timeout_secs)
+        self._lookout.listed.clear()
+        return 0.0
 
     def _follow_topics(self) -> None:
         listing = self._lookout.listing

@@ -59,6 +59,8 @@ class Lookout:
         self, admin: AdminClient, selection: Selection, refresh_secs: float, trouble: Trouble, clock: Clock
     ) -> None:
         self.listing: Listing | None = None
+        self.listed = threading.Event()
+        """Set with each listing; whoever waits for the next one clears it first."""
         self.view: Mapping[TopicPartition, BrokerView] = {}
         self.died = Carried()
         self._admin = admin
@@ -105,12 +107,13 @@ class Lookout:
             list_at = self._clock.monotonic()
             while not self._stopping:
                 self._admin.poll(0)
+                # first, so that one that joins with this round's list has its assignment before it is seen
+                self._look_for_member()
                 now = self._clock.monotonic()
                 if now >= list_at:
                     listed = self._list()
                     list_at = now + (self._refresh_secs if listed else min(RETRY_SECS, self._refresh_secs))
                 self._look()
-                self._look_for_member()
                 pause = VIEW_SECS if self.listing is not None and self._member is None else RETRY_SECS
                 self._wake.wait(max(0.05, min(pause, list_at - self._clock.monotonic())))
                 self._wake.clear()
@@ -134,6 +137,7 @@ class Lookout:
             ids=topic_ids(self._admin, chosen, ANSWER_SECS),
             missing=self._selection.missing(existing),
         )
+        self.listed.set()
         return True
 
     def _look(self) -> None:

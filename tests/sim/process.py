@@ -122,7 +122,7 @@ class Process:
                 clock=world,
                 disk=world,
                 emit=world.emit,
-                publish=lambda _: None,
+                publish=lambda _: 1.0,
                 beat=lambda _: None,
             ),
             policy,

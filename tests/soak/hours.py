@@ -18,6 +18,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -254,7 +255,7 @@ class Hours:
             clock=self.clock,
             disk=_Disk(),
             emit=self.telemetry.emit,
-            publish=lambda archiver: self.telemetry.status.publish(snapshot.of(archiver)),
+            publish=partial(_publish, self.telemetry, snapshot),
             beat=lambda now: None,
         )
         policy = Policy(
@@ -312,6 +313,11 @@ class Hours:
         committed = sum(self.source.committed.values())
         if status or left or committed != read:
             raise AssertionError(f"status {status}, {left} files left, committed {committed} of {read}")
+
+
+def _publish(telemetry: Telemetry, snapshot: Snapshot, archiver: Archiver) -> float:
+    telemetry.status.publish(snapshot.of(archiver))
+    return 1.0
 
 
 def run(destinations: int, hours: Iterable[float]) -> list[Sample]:

@@ -204,7 +204,7 @@ class Bench:
                 clock=outside,
                 disk=outside,
                 emit=self.outside.events.append,
-                publish=lambda _: None,
+                publish=lambda _: 1.0,
                 beat=lambda _: None,
             ),
             Policy(
