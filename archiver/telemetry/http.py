@@ -25,10 +25,11 @@ from archiver.telemetry import page
 from archiver.telemetry.state import StatusSource
 
 if TYPE_CHECKING:
-    import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
+
+    from archiver.telemetry.prompt import PromptServer
 
 HEADER_BYTES_MAX = 16_384
 """Of a request that is not complete yet; one that comes in a single read may be as large as that read."""
@@ -66,7 +67,7 @@ class HttpServer:
         self._answers = Answers(state, registry, roll, ops_token, healthy_within_secs)
         self._died = died
         self._socket: socket.socket | None = None
-        self._server: uvicorn.Server | None = None
+        self._server: PromptServer | None = None
         self._thread: threading.Thread | None = None
         self._stopping = False
         self.port = 0
@@ -91,7 +92,7 @@ class HttpServer:
         """Close the port and let running answers end, within the time given; idempotent."""
         self._stopping = True
         if self._server is not None and self._thread is not None:
-            self._server.should_exit = True
+            self._server.end()
             self._thread.join(timeout_secs)
         if self._socket is not None:
             self._socket.close()
@@ -241,12 +242,13 @@ def bind(listen: str, key: str = "metrics.listen") -> socket.socket:
     return listening
 
 
-def _server(app: Starlette) -> uvicorn.Server:
+def _server(app: Starlette) -> PromptServer:
     import uvicorn
 
     from archiver.telemetry.connection import Connection
+    from archiver.telemetry.prompt import PromptServer
 
-    return uvicorn.Server(
+    return PromptServer(
         uvicorn.Config(
             app,
             http=Connection,

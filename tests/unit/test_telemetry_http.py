@@ -256,6 +256,20 @@ def test_stop_does_not_wait_for_a_client_that_holds_on(serve: Serve) -> None:
         assert time.monotonic() - began < 60 / 2
 
 
+@pytest.mark.parametrize("requests", [0, 1])
+def test_stop_waits_for_nobody_where_no_answer_is_under_way(serve: Serve, requests: int) -> None:
+    """[D6]: a connection that is kept open has no answer under way. The quickest of ten counts."""
+    took = []
+    for _ in range(10):
+        served = serve()
+        for _ in range(requests):
+            assert served.get("/healthz")[0] == 200
+        began = time.monotonic()
+        served.server.stop(timeout_secs=60)
+        took.append(time.monotonic() - began)
+    assert min(took) < 0.05
+
+
 def ended_within(sock: socket.socket, secs: float) -> bool:
     """Whether the peer closes within `secs`, whatever it sends before."""
     sock.settimeout(secs)
