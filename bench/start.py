@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -39,11 +40,7 @@ def _starts(topic: sides.Topic, root: Path, settings: dict[str, object]) -> Figu
     began_wall, began = time.time(), time.perf_counter()
     daemon.launch()
     try:
-        daemon.wait_ready()
-        ready = time.perf_counter() - began
-        while not sides.consumed(daemon):
-            time.sleep(0.01)
-        first_record = time.perf_counter() - began
+        ready, first_record = _seen(daemon, began)
         polled = _logged_at(daemon, "archiver started") - began_wall
         stopping = time.perf_counter()
         daemon.stop()
@@ -55,6 +52,21 @@ def _starts(topic: sides.Topic, root: Path, settings: dict[str, object]) -> Figu
         }
     finally:
         daemon.kill()
+
+
+def _seen(daemon: Daemon, began: float) -> tuple[float, float]:
+    """Seconds from `began` until it calls itself ready, and until it has taken a record."""
+    ready = first_record = 0.0
+    while not ready or not first_record:
+        time.sleep(0.005)
+        if not first_record and sides.consumed(daemon):
+            first_record = time.perf_counter() - began
+        with suppress(OSError):
+            if not ready and daemon.get("/readyz")[0] == 200:
+                ready = time.perf_counter() - began
+        if time.perf_counter() - began > sides.RUN_TIMEOUT_SECS or not daemon.server.running:
+            raise RuntimeError(f"the archiver does not start: {daemon.server.tail()}")
+    return ready, first_record
 
 
 def _logged_at(daemon: Daemon, message: str) -> float:
