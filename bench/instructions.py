@@ -36,9 +36,17 @@ WORKLOADS = {
     "route 400 B, 20 organisations": Workload(),
     "route 400 B, 1,000 organisations": Workload(orgs=1_000),
     "route 100 B, 20 organisations": Workload(size=100),
+    "route 400 B by tags.region": Workload(),
+    "route 400 B by _org_id and level": Workload(),
     "register 400 B, 20 organisations": Workload(),
     "register 400 B, 1,000 organisations": Workload(orgs=1_000),
 }
+FIELDS = {
+    "route 400 B by tags.region": ("tags.region",),
+    "route 400 B by _org_id and level": ("_org_id", "level"),
+}
+"""What is routed by where it is not `_org_id`."""
+
 _COLLECTED = re.compile(r"Collected : (\d+)")
 
 
@@ -48,7 +56,7 @@ def run_part(name: str, records: int) -> None:
     # the values differ for a thousand records: making them costs more than what is counted
     once = record_batches(Workload(records=1_000, size=work.size, orgs=work.orgs, partitions=1))
     chosen = once * (records // 1_000)
-    archiver = offline_archiver(work.partitions)
+    archiver = offline_archiver(work.partitions, fields=FIELDS.get(name, ("_org_id",)))
     gc.disable()  # when it looks depends on what came before
     if name.startswith("register"):
         feed(archiver, chosen)

@@ -1,6 +1,6 @@
 """What a record costs on the hot path, step by step, in nanoseconds of one thread and in allocations.
 
-    python -m bench.routing_bench [--records 200000]
+    python -m bench.routing_bench [--records 200000] [--fields _org_id,tags.region]
 
 Steps run one after another over the same batches of a thousand records, as the loop does it; time is the
 thread's own CPU time, so that neighbours disturb little. Each step that the archiver has as a function
@@ -85,11 +85,11 @@ def cost(step: Callable[[Any], Any], inputs: Sequence[Any], records: int) -> Cos
 # --- stages ------------------------------------------------------------------------------------------
 
 
-def stages(work: Workload) -> dict[str, Callable[[], Figures]]:
+def stages(work: Workload, fields: Sequence[str] = ("_org_id",)) -> dict[str, Callable[[], Figures]]:
     """Every stage but `take`, without a broker."""
     batches = record_batches(work)
-    router = Router(("_org_id",), "default", with_topic=True)
-    plain = Router(("_org_id",), "default", with_topic=True, compiled=False)
+    router = Router(fields, "default", with_topic=True)
+    plain = Router(fields, "default", with_topic=True, compiled=False)
     decoder = plain._columns
     assert decoder is not None
     values = [_values(batch) for batch in batches]
@@ -100,7 +100,7 @@ def stages(work: Workload) -> dict[str, Callable[[], Figures]]:
         return _less(whole, cost(decoder.keys, values, work.records))
 
     def register() -> Figures:
-        archiver = offline_archiver(work.partitions)
+        archiver = offline_archiver(work.partitions, fields=fields)
         feed(archiver, batches)  # files are open from here on
         whole = cost(lambda batch: feed(archiver, (batch,)), batches, work.records)
         return _less(whole, cost(router.route_batch, batches, work.records))
@@ -256,9 +256,10 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=200_000)
     parser.add_argument("--size", type=int, default=400)
     parser.add_argument("--orgs", type=int, default=20)
+    parser.add_argument("--fields", default="_org_id", help="what to route by, a comma between them")
     options = parser.parse_args()
     work = Workload(records=options.records, size=options.size, orgs=options.orgs)
-    for name, run in stages(work).items():
+    for name, run in stages(work, options.fields.split(",")).items():
         figures = [run() for _ in range(3)]
         median = {key: statistics.median(figure[key] for figure in figures) for key in figures[0]}
         print(f"{name:<14} {median['nanoseconds']:>9,.0f} ns {median['blocks']:>7.2f} blocks")

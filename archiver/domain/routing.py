@@ -49,8 +49,8 @@ CACHE_BYTES_MAX = 32 << 20
 """Bounds of the tables from field values to routes, over all topics: neither hostile values nor many
 topics may grow them."""
 
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_@$#:-]+")
-"""Field names without dots (a path) and without anything that JSON writes in more than one way."""
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_@$#:-]+(\.[A-Za-z0-9_@$#:-]+)*")
+"""A field's path whose names have nothing in them that JSON writes in more than one way."""
 
 _NEWLINE = ord("\n")
 _OPENING, _CLOSING = {ord("{")}, {ord("}")}
@@ -138,12 +138,12 @@ class _Columns:
     def __init__(self, paths: Sequence[tuple[str, ...]]) -> None:
         text_type = str | None | msgspec.UnsetType
         self._text = _decoder(paths, text_type, msgspec.UNSET)
-        self._raw = _decoder([path[:1] for path in paths], msgspec.Raw, msgspec.Raw(b""))
+        self._raw = _raw_decoder([path[0] for path in paths])
         names = [".".join(f"f{_index_of(paths, path[: i + 1])}" for i in range(len(path))) for path in paths]
         self._flat = all(len(path) == 1 for path in paths)
         self._text_keys = attrgetter(*names)
         self._single = len(paths) == 1
-        self._places = _tops(paths)
+        self._places = [(top, [_raw_decoder([name]) for name in rest]) for top, rest in _tops(paths)]
         self._one_inside_another = any(len(a) < len(b) and b[: len(a)] == a for a in paths for b in paths)
         self._prefer_raw = False
 
@@ -216,15 +216,17 @@ def _tops(paths: Sequence[tuple[str, ...]]) -> list[tuple[int, tuple[str, ...]]]
     return [(firsts.index(path[0]), path[1:]) for path in paths]
 
 
-def _descend(document: Any, top: int, rest: tuple[str, ...]) -> Key:
-    """The JSON text of a nested field as bytes, empty where it is missing."""
+def _descend(document: Any, top: int, rest: Sequence[msgspec.json.Decoder[Any]]) -> Key:
+    """The JSON text of a nested field as bytes, empty where it is missing. As in a batch nothing is
+    looked at but the names asked for: another name that is not UTF-8 is nobody's business."""
     raw = bytes(getattr(document, f"f{top}"))
-    for name in rest:
+    for decoder in rest:
+        if not raw:
+            break
         try:
-            inner = msgspec.json.decode(raw, type=dict[str, msgspec.Raw]) if raw else {}
+            raw = bytes(decoder.decode(raw).f0)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return _WHY["missing"]
-        raw = bytes(inner.get(name, b""))
     return raw
 
 
@@ -238,6 +240,11 @@ def _index_of(paths: Sequence[tuple[str, ...]], path: tuple[str, ...]) -> int:
 def _decoder(paths: Sequence[tuple[str, ...]], leaf: Any, default: Any) -> msgspec.json.Decoder[Any]:
     """A decoder for a struct of only these fields: everything else in a record is skipped unread."""
     return msgspec.json.Decoder(_struct(paths, leaf, default))
+
+
+def _raw_decoder(names: Sequence[str]) -> msgspec.json.Decoder[Any]:
+    """The same for fields of one object as their JSON texts, empty where they are missing."""
+    return _decoder([(name,) for name in names], msgspec.Raw, msgspec.Raw(b""))
 
 
 def _struct(paths: Sequence[tuple[str, ...]], leaf: Any, default: Any) -> Any:
@@ -290,11 +297,14 @@ class Router:
         routes = self._routes_of(topic)
         return routes[self._columns.key(value) if self._columns else ()]
 
-    def _resolve_for(self, topic: str, text: bytes | None, value: bytes) -> tuple[str, Reason | None]:
-        """The route of one record, by its field's JSON text or, where that is None, by the whole value."""
-        key: Key = ()
-        if self._columns is not None:
-            key = self._columns.key(value) if text is None else text
+    def _resolve_for(
+        self, topic: str, texts: tuple[bytes, ...] | None, value: bytes
+    ) -> tuple[str, Reason | None]:
+        """The route of one record, by its fields' JSON texts or, where there are none, by the whole value."""
+        key: Key = texts
+        if texts is None:
+            assert self._columns is not None  # without fields nothing is looked for, and all is sure
+            key = self._columns.key(value)
         return self._resolve(encode_segment(topic) if self._with_topic else None, key)
 
     def _route(self, topic: str, values: Sequence[bytes], offsets: Sequence[int], routed: Routed) -> None:
@@ -348,17 +358,19 @@ class Router:
         return encode_segment(text), None
 
 
+Resolve = Callable[[str, tuple[bytes, ...] | None, bytes], tuple[str, Reason | None]]
+"""(topic, the fields' JSON texts or None, value) -> the route, and why a default stands in it."""
+
+
 class _Grouped:
     """Routes with a compiled grouper for each topic.
 
-    It knows a single top-level field whose name stands in JSON as it is, and no field at all.
+    It knows fields whose names stand in JSON as they are, and no field at all.
     """
 
-    def __init__(
-        self, field: bytes | None, resolve: Callable[[str, bytes | None, bytes], tuple[str, Reason | None]]
-    ) -> None:
+    def __init__(self, fields: tuple[bytes, ...], resolve: Resolve) -> None:
         self._native: Any = native
-        self._field = field
+        self._fields = fields
         self._resolve = resolve
         self._groupers: dict[str, Any] = {}
         self._seed = hash("routes") % (1 << 64)
@@ -366,15 +378,13 @@ class _Grouped:
         self._cached = _Cached()
 
     @classmethod
-    def by(
-        cls,
-        fields: Sequence[str],
-        resolve: Callable[[str, bytes | None, bytes], tuple[str, Reason | None]],
-    ) -> _Grouped | None:
+    def by(cls, fields: Sequence[str], resolve: Resolve) -> _Grouped | None:
         """None where it cannot do what the fields ask for, or has not been built."""
-        if native is None or len(fields) > 1 or not all(_PLAIN_NAME.fullmatch(name) for name in fields):
+        if native is None or len(fields) > native.FIELDS_MAX:
             return None
-        return cls(fields[0].encode() if fields else None, resolve)
+        if any(not _PLAIN_PATH.fullmatch(name) or name.count(".") >= native.NAMES_MAX for name in fields):
+            return None
+        return cls(tuple(name.encode() for name in fields), resolve)
 
     def route_batch(self, batch: RecordBatch) -> Routed:
         """As `Router.route_batch`."""
@@ -382,7 +392,7 @@ class _Grouped:
         grouper = self._groupers.get(topic)
         if grouper is None:
             resolve = partial(self._resolve, topic)
-            grouper = self._groupers[topic] = self._native.Grouper(self._field, resolve, Slice, self._seed)
+            grouper = self._groupers[topic] = self._native.Grouper(self._fields, resolve, Slice, self._seed)
         kept, kept_bytes = grouper.kept, grouper.kept_bytes
         slices, tombstones, multiline, reasons = grouper.group(batch.values, batch.offsets)
         self._cached.entries += grouper.kept - kept

@@ -34,12 +34,13 @@ class Lines:
         """Add values as they are."""
 
 class Grouper:
-    """Sorts batches of one topic's values by the route that their field leads to.
+    """Sorts batches of one topic's values by the route that their fields lead to.
 
-    `field` is the name of a top-level field as it stands in JSON without escapes; None puts everything
-    on one route. `resolve(text, value)` tells the route and, where a default stands in it, why: `text` is
-    the field's JSON text (`b""` where it is missing, one byte of an object or array), or None where the
-    record is not plainly an object and the value has to be looked at. Texts are asked for once.
+    `fields` are paths: names as they stand in JSON without escapes, a dot between them, at most `FIELDS_MAX`
+    of at most `NAMES_MAX` names; none puts everything on one route. `resolve(texts, value)` tells the route
+    and, where a default stands in it, why: `texts` are the fields' JSON texts (`b""` where one is missing,
+    one byte of an object or array), or None where the record is not plainly an object and the value has to be
+    looked at. Texts are asked for once, unless those of several fields are longer than a kilobyte.
     """
 
     kept: int
@@ -48,8 +49,8 @@ class Grouper:
 
     def __init__(
         self,
-        field: bytes | None,
-        resolve: Callable[[bytes | None, bytes], tuple[str, str | None]],
+        fields: tuple[bytes, ...],
+        resolve: Callable[[tuple[bytes, ...] | None, bytes], tuple[str, str | None]],
         slice_type: type[tuple[Any, ...]],
         seed: int,
     ) -> None: ...
@@ -86,8 +87,11 @@ class Feed:
     def close(self) -> None:
         """Let go of the queue, before the client is closed."""
 
-def scan(value: bytes, field: bytes) -> bytes | None:
-    """The field's JSON text as `Grouper` sees it: `b""` where it is missing, None where it is not sure."""
+FIELDS_MAX: int
+NAMES_MAX: int
+
+def scan(value: bytes, fields: tuple[bytes, ...]) -> tuple[bytes, ...] | None:
+    """The fields' JSON texts as `Grouper` sees them: `b""` where one is missing, None where not sure."""
 
 def add_slices(
     open: dict[str, Any],

@@ -1,6 +1,6 @@
 /* Sorts a batch of values by route, and joins each route's values to one run of lines.
  *
- * One grouper serves one topic. It keeps a table from the JSON text of the routing field to the route; what
+ * One grouper serves one topic. It keeps a table from the JSON texts of the routing fields to the route; what
  * the table does not know, and every record that the scan is unsure of, it asks of `resolve` in Python.
  */
 #ifndef ARCHIVER_GROUPER_H
@@ -18,7 +18,7 @@ typedef struct {
 
 typedef struct {
     uint64_t hash;
-    char *text; /* the field's JSON text, owned; NULL where nothing is kept */
+    char *text; /* the key, owned; NULL where nothing is kept */
     size_t length;
     route_entry *route;
     PyObject *reason; /* str, or NULL: why a default stands in the route */
@@ -33,8 +33,9 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *field;      /* bytes, or NULL: every record has the same route */
-    PyObject *resolve;    /* (field's JSON text or None, value) -> (route, reason or None) */
+    PyObject *fields;     /* tuple of bytes, which `paths` points into; empty: every record has the same route */
+    scan_paths paths;
+    PyObject *resolve;    /* (tuple of the fields' JSON texts or None, value) -> (route, reason or None) */
     PyObject *slice_type; /* a subclass of tuple with five items */
     PyObject *routes;     /* dict: route -> capsule of its route_entry */
     table_entry *table;
@@ -49,6 +50,7 @@ typedef struct {
 
 #define NO_SLOT UINT32_MAX /* a tombstone */
 #define TABLE_SIZE_MIN 64
+#define KEY_MAX 1024 /* bytes of the key of several fields: longer ones are not kept, and Python is asked each time */
 
 /* --- the table --- */
 
@@ -128,10 +130,10 @@ static int count_reason(PyObject *reasons, PyObject *reason) {
 }
 
 /* Ask Python. `*reason` is a new reference, or NULL. */
-static route_entry *ask(Grouper *self, PyObject *text, const char *value, Py_ssize_t length, PyObject **reason) {
+static route_entry *ask(Grouper *self, PyObject *texts, const char *value, Py_ssize_t length, PyObject **reason) {
     route_entry *route = NULL;
     PyObject *bytes = PyBytes_FromStringAndSize(value, length);
-    PyObject *told = bytes ? PyObject_CallFunctionObjArgs(self->resolve, text, bytes, NULL) : NULL;
+    PyObject *told = bytes ? PyObject_CallFunctionObjArgs(self->resolve, texts, bytes, NULL) : NULL;
     Py_XDECREF(bytes);
     if (!told) return NULL;
     if (!PyTuple_Check(told) || PyTuple_GET_SIZE(told) != 2 || !PyUnicode_Check(PyTuple_GET_ITEM(told, 0))) {
@@ -144,50 +146,77 @@ static route_entry *ask(Grouper *self, PyObject *text, const char *value, Py_ssi
     return route;
 }
 
-/* The route for a field's JSON text; asked of Python once, then known. */
-static route_entry *route_of_text(
-    Grouper *self, const unsigned char *text, size_t length, const char *value, Py_ssize_t value_length,
-    PyObject *reasons) {
-    uint64_t hash = hash_text(self->seed, text, length);
-    table_entry *entry = table_place(self, hash, text, length);
-    if (!entry->text) {
-        PyObject *reason = NULL, *bytes = PyBytes_FromStringAndSize((const char *)text, (Py_ssize_t)length);
-        route_entry *route = bytes ? ask(self, bytes, value, value_length, &reason) : NULL;
-        Py_XDECREF(bytes);
-        if (!route) return NULL;
-        char *copy = PyMem_Malloc(length ? length : 1);
-        if (!copy || ((self->table_used + 1) * 2 > self->table_size && table_grow(self) < 0)) {
-            PyMem_Free(copy);
-            Py_XDECREF(reason);
-            return (route_entry *)PyErr_NoMemory();
-        }
-        memcpy(copy, text, length);
-        entry = table_place(self, hash, text, length);
-        *entry = (table_entry){hash, copy, length, route, reason};
-        self->table_used++, self->kept++, self->kept_bytes += length;
+static PyObject *tuple_of_texts(const scan_text *texts, int count) {
+    PyObject *tuple = PyTuple_New(count);
+    for (int i = 0; tuple && i < count; i++) {
+        PyObject *text = PyBytes_FromStringAndSize((const char *)texts[i].bytes, (Py_ssize_t)texts[i].length);
+        if (text) PyTuple_SET_ITEM(tuple, i, text);
+        else Py_CLEAR(tuple);
     }
-    if (entry->reason && count_reason(reasons, entry->reason) < 0) return NULL;
-    return entry->route;
+    return tuple;
+}
+
+/* The texts of several fields as one that no other texts make: each behind its length, in `room` of KEY_MAX bytes.
+ * False where they are longer. */
+static int key_of_texts(const scan_text *texts, int count, unsigned char *room, scan_text *key) {
+    size_t used = 0;
+    for (int i = 0; i < count; i++) {
+        uint16_t length = (uint16_t)texts[i].length;
+        if (texts[i].length > KEY_MAX || used + sizeof length + length > KEY_MAX) return 0;
+        memcpy(room + used, &length, sizeof length);
+        memcpy(room + used + sizeof length, texts[i].bytes, length);
+        used += sizeof length + length;
+    }
+    *key = (scan_text){room, used};
+    return 1;
+}
+
+/* A new entry, its route asked of Python. */
+static table_entry *table_add(
+    Grouper *self, uint64_t hash, scan_text key, const scan_text *texts, const char *value, Py_ssize_t length) {
+    PyObject *reason = NULL, *tuple = tuple_of_texts(texts, self->paths.count);
+    route_entry *route = tuple ? ask(self, tuple, value, length, &reason) : NULL;
+    Py_XDECREF(tuple);
+    if (!route) return NULL;
+    char *copy = PyMem_Malloc(key.length ? key.length : 1);
+    if (!copy || ((self->table_used + 1) * 2 > self->table_size && table_grow(self) < 0)) {
+        PyMem_Free(copy);
+        Py_XDECREF(reason);
+        return (table_entry *)PyErr_NoMemory();
+    }
+    memcpy(copy, key.bytes, key.length);
+    table_entry *entry = table_place(self, hash, key.bytes, key.length);
+    *entry = (table_entry){hash, copy, key.length, route, reason};
+    self->table_used++, self->kept++, self->kept_bytes += key.length;
+    return entry;
 }
 
 /* --- a batch --- */
 
-static route_entry *route_of_value(Grouper *self, const char *value, Py_ssize_t length, PyObject *reasons) {
-    const unsigned char *text = (const unsigned char *)"";
-    size_t text_length = 0;
-    if (self->field) {
-        const unsigned char *name = (const unsigned char *)PyBytes_AS_STRING(self->field);
-        size_t name_length = (size_t)PyBytes_GET_SIZE(self->field);
-        if (scan_field((const unsigned char *)value, (size_t)length, name, name_length, &text, &text_length) ==
-            SCAN_UNSURE) {
-            PyObject *reason = NULL;
-            route_entry *route = ask(self, Py_None, value, length, &reason);
-            int failed = route && reason && count_reason(reasons, reason) < 0;
-            Py_XDECREF(reason);
-            return failed ? NULL : route;
-        }
-    }
-    return route_of_text(self, text, text_length, value, length, reasons);
+/* Of a record that the scan is unsure of, or whose texts are too long. */
+static route_entry *route_of_odd_value(Grouper *self, const char *value, Py_ssize_t length, PyObject *reasons) {
+    PyObject *reason = NULL;
+    route_entry *route = ask(self, Py_None, value, length, &reason);
+    int failed = route && reason && count_reason(reasons, reason) < 0;
+    Py_XDECREF(reason);
+    return failed ? NULL : route;
+}
+
+ALWAYS_INLINE route_entry *route_of_value(
+    Grouper *self, const char *value, Py_ssize_t length, PyObject *reasons) {
+    scan_text texts[FIELDS_MAX], joined, *key = texts;
+    unsigned char room[KEY_MAX];
+    int count = self->paths.count;
+    if (count && scan_fields((const unsigned char *)value, (size_t)length, &self->paths, texts) == SCAN_UNSURE)
+        return route_of_odd_value(self, value, length, reasons);
+    if (count != 1 && !key_of_texts(texts, count, room, key = &joined))
+        return route_of_odd_value(self, value, length, reasons);
+
+    uint64_t hash = hash_text(self->seed, key->bytes, key->length);
+    table_entry *entry = table_place(self, hash, key->bytes, key->length);
+    if (!entry->text && !(entry = table_add(self, hash, *key, texts, value, length))) return NULL;
+    if (entry->reason && count_reason(reasons, entry->reason) < 0) return NULL;
+    return entry->route;
 }
 
 static int slice_grow(Grouper *self) {
@@ -309,25 +338,38 @@ static PyObject *Grouper_group(Grouper *self, PyObject *args) {
 
 /* --- the type --- */
 
+/* `fields` is a tuple of bytes, and has to outlive the paths. */
+static int paths_of(scan_paths *paths, PyObject *fields) {
+    *paths = (scan_paths){0};
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(fields); i++) {
+        char *path;
+        Py_ssize_t length;
+        if (PyBytes_AsStringAndSize(PyTuple_GET_ITEM(fields, i), &path, &length) < 0) return -1;
+        if (!add_path(paths, path, (size_t)length)) {
+            PyErr_SetString(PyExc_ValueError, "too many fields, or no path, or a path of too many names");
+            return -1;
+        }
+    }
+    return 0;
+}
+
 static int Grouper_init(Grouper *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"field", "resolve", "slice_type", "seed", NULL};
-    PyObject *field, *resolve, *type;
+    static char *names[] = {"fields", "resolve", "slice_type", "seed", NULL};
+    PyObject *fields, *resolve, *type;
     unsigned long long seed;
     if (self->routes) {
         PyErr_SetString(PyExc_RuntimeError, "a grouper is made once");
         return -1;
     }
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!K", names, &field, &resolve, &PyType_Type, &type, &seed))
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "O!OO!K", names, &PyTuple_Type, &fields, &resolve, &PyType_Type, &type, &seed) ||
+        paths_of(&self->paths, fields) < 0)
         return -1;
-    if (field != Py_None && !PyBytes_Check(field)) {
-        PyErr_SetString(PyExc_TypeError, "field must be bytes or None");
-        return -1;
-    }
     if (!PyType_IsSubtype((PyTypeObject *)type, &PyTuple_Type)) {
         PyErr_SetString(PyExc_TypeError, "slice_type must be a tuple type");
         return -1;
     }
-    self->field = field == Py_None ? NULL : Py_NewRef(field);
+    self->fields = Py_NewRef(fields);
     self->resolve = Py_NewRef(resolve);
     self->slice_type = Py_NewRef(type);
     self->seed = seed;
@@ -337,6 +379,7 @@ static int Grouper_init(Grouper *self, PyObject *args, PyObject *kwargs) {
 
 static int Grouper_traverse(Grouper *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->fields);
     Py_VISIT(self->resolve);
     Py_VISIT(self->slice_type);
     Py_VISIT(self->routes);
@@ -358,7 +401,7 @@ static void Grouper_dealloc(Grouper *self) {
     PyMem_Free(self->table);
     PyMem_Free(self->slices);
     PyMem_Free(self->slot_of);
-    Py_CLEAR(self->field);
+    Py_CLEAR(self->fields);
     Py_CLEAR(self->resolve);
     Py_CLEAR(self->slice_type);
     Py_CLEAR(self->routes);
@@ -377,7 +420,7 @@ static PyMethodDef Grouper_methods[] = {
     {NULL}};
 
 static PyType_Slot Grouper_slots[] = {
-    {Py_tp_doc, "Sorts batches of one topic's values by the route that their field leads to."},
+    {Py_tp_doc, "Sorts batches of one topic's values by the route that their fields lead to."},
     {Py_tp_new, PyType_GenericNew},
     {Py_tp_init, Grouper_init},
     {Py_tp_dealloc, Grouper_dealloc},

@@ -10,25 +10,19 @@
 
 static PyObject *scan(PyObject *module, PyObject *args) {
     (void)module;
-    const char *value, *name;
-    Py_ssize_t length, name_length;
-    if (!PyArg_ParseTuple(args, "y#y#", &value, &length, &name, &name_length)) return NULL;
-    const unsigned char *token = NULL;
-    size_t token_length = 0;
-    switch (scan_field(
-        (const unsigned char *)value, (size_t)length, (const unsigned char *)name, (size_t)name_length, &token,
-        &token_length)) {
-        case SCAN_FOUND:
-            return PyBytes_FromStringAndSize((const char *)token, (Py_ssize_t)token_length);
-        case SCAN_MISSING:
-            return PyBytes_FromStringAndSize("", 0);
-        default:
-            Py_RETURN_NONE;
-    }
+    const char *value;
+    Py_ssize_t length;
+    PyObject *fields;
+    scan_paths paths;
+    scan_text texts[FIELDS_MAX];
+    if (!PyArg_ParseTuple(args, "y#O!", &value, &length, &PyTuple_Type, &fields) || paths_of(&paths, fields) < 0)
+        return NULL;
+    if (scan_fields((const unsigned char *)value, (size_t)length, &paths, texts) == SCAN_UNSURE) Py_RETURN_NONE;
+    return tuple_of_texts(texts, paths.count);
 }
 
 static PyMethodDef module_methods[] = {
-    {"scan", scan, METH_VARARGS, "scan(value, field) -> the field's JSON text, b'' if missing, None if unsure"},
+    {"scan", scan, METH_VARARGS, "scan(value, fields) -> the fields' JSON texts, b'' where missing, None if unsure"},
     {"add_slices", add_slices, METH_VARARGS,
      "add_slices(open, partition, slices, span_type, bytes_max, records_max) -> (slices left to Python, bytes added)"},
     {"count_lines", count_lines, METH_VARARGS, "count_lines(buffer, start, stop) -> how many lines that part has"},
@@ -50,7 +44,8 @@ PyMODINIT_FUNC PyInit__native(void) {
     if (!(lines_type = add_type(made, &Lines_spec, "Lines")) ||
         !(values_type = add_type(made, &Values_spec, "Values")) ||
         !(offsets_type = add_type(made, &Offsets_spec, "Offsets")) || !add_type(made, &Feed_spec, "Feed") ||
-        !add_type(made, &Grouper_spec, "Grouper"))
+        !add_type(made, &Grouper_spec, "Grouper") || PyModule_AddIntMacro(made, FIELDS_MAX) < 0 ||
+        PyModule_AddIntMacro(made, NAMES_MAX) < 0)
         Py_CLEAR(made);
     return made;
 }

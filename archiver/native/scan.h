@@ -1,10 +1,10 @@
-/* Finds one top-level field of a JSON object and checks the whole object on the way.
+/* Finds fields of a JSON object by their paths and checks the whole object on the way.
  *
- * It answers only what is certain. `SCAN_FOUND` and `SCAN_MISSING` mean that the bytes are exactly one
- * object by the grammar of RFC 8259, every byte of it. Whatever is not, or not as plain as that (an escape in a
- * name, deep nesting), is `SCAN_UNSURE`: the caller asks the decoder in Python, which decides what such a record
- * is. A mistake here would put a record under another tenant, so there is no
- * leniency, and the unit tests hold it against that decoder over hostile records.
+ * It answers only what is certain. `SCAN_SURE` means that the bytes are exactly one object by the grammar of
+ * RFC 8259, every byte of it. Whatever is not, or not as plain as that (an escape in a name, deep nesting), is
+ * `SCAN_UNSURE`: the caller asks the decoder in Python, which decides what such a record is. A mistake here
+ * would put a record under another tenant, so there is no leniency, and the unit tests hold it against that
+ * decoder over hostile records.
  */
 #ifndef ARCHIVER_SCAN_H
 #define ARCHIVER_SCAN_H
@@ -13,7 +13,27 @@
 #include <stdint.h>
 #include <string.h>
 
-typedef enum { SCAN_FOUND, SCAN_MISSING, SCAN_UNSURE } scan_result;
+typedef enum { SCAN_UNSURE, SCAN_SURE } scan_result;
+
+/* A compiler that finds a function used twice too large would call it, which costs what it does. */
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+/* More fields, or names in a path, are left to Python. */
+#define FIELDS_MAX 8
+#define NAMES_MAX 8
+
+/* A run of bytes of others. */
+typedef struct {
+    const unsigned char *bytes;
+    size_t length;
+} scan_text;
+
+/* What to look for. Sets of fields have a bit for each. */
+typedef struct {
+    int count;
+    unsigned ends[NAMES_MAX];               /* by level: the fields whose path ends there */
+    scan_text names[NAMES_MAX][FIELDS_MAX]; /* by level and field */
+} scan_paths;
 
 /* Deeper values are left to the decoder in Python; one bit of a 64-bit word for each level. */
 #define DEPTH_MAX 60
@@ -81,7 +101,7 @@ static const unsigned char *string_end(const unsigned char *p, const unsigned ch
 static inline int is_digit(unsigned char c) { return c >= '0' && c <= '9'; }
 
 /* `p` is at a digit or a minus. Returns the place behind the number, or NULL. */
-static const unsigned char *number_end(const unsigned char *p, const unsigned char *end) {
+ALWAYS_INLINE const unsigned char *number_end(const unsigned char *p, const unsigned char *end) {
     if (*p == '-' && ++p >= end) return NULL;
     if (!is_digit(*p)) return NULL;
     if (*p++ != '0') /* behind a leading zero no digit may follow: none is part of a number then */
@@ -109,7 +129,7 @@ static inline const unsigned char *skip_blanks(const unsigned char *p, const uns
 }
 
 /* A string, number or word that starts at `p`; the place behind it, or NULL. */
-static inline const unsigned char *scalar_end(const unsigned char *p, const unsigned char *end) {
+ALWAYS_INLINE const unsigned char *scalar_end(const unsigned char *p, const unsigned char *end) {
     int escaped = 0;
     switch (*p) {
         case '"':
@@ -126,16 +146,56 @@ static inline const unsigned char *scalar_end(const unsigned char *p, const unsi
     }
 }
 
-/* `text` is a value; `name` the field's name as it stands in JSON without escapes, not quoted.
- * On SCAN_FOUND the token is the JSON text of the field's value (of the last one, where the name comes twice,
- * as every decoder has it); of an object or an array only its first byte. */
-static scan_result scan_field(
-    const unsigned char *text, size_t length, const unsigned char *name, size_t name_length,
-    const unsigned char **token, size_t *token_length) {
-    const unsigned char *p = text, *end = text + length;
-    uint64_t in_object = 1; /* one bit a level, the innermost lowest: an object, or an array */
-    int depth = 1, ours = 0, found = 0;
+/* Add a field: names as they stand in JSON without escapes, a dot between them. False where it is none or too much. */
+static int add_path(scan_paths *paths, const char *path, size_t length) {
+    const unsigned char *name = (const unsigned char *)path, *end = name + length;
+    if (paths->count == FIELDS_MAX) return 0;
+    for (int level = 0; level < NAMES_MAX; level++) {
+        const unsigned char *dot = memchr(name, '.', (size_t)(end - name));
+        size_t name_length = (size_t)((dot ? dot : end) - name);
+        if (!name_length) return 0;
+        paths->names[level][paths->count] = (scan_text){name, name_length};
+        if (!dot) {
+            paths->ends[level] |= 1u << paths->count++;
+            return 1;
+        }
+        name = dot + 1;
+    }
+    return 0;
+}
 
+/* Those of the first `count` fields, among `wanted`, that have this name at this level. */
+static inline unsigned fields_named(
+    const scan_paths *paths, int count, int level, unsigned wanted, const unsigned char *name, size_t length) {
+    unsigned named = 0;
+    for (int i = 0; i < count; i++) {
+        const scan_text *own = &paths->names[level][i];
+        if ((wanted >> i & 1) && own->length == length && memcmp(own->bytes, name, length) == 0) named |= 1u << i;
+    }
+    return named;
+}
+
+/* Note a value for those of the `named` fields whose path ends at its name. What was noted for the others is forgotten:
+ * where a name comes twice the last one counts, as every decoder has it, and so does only what is in that. */
+static inline void note_value(
+    scan_text *texts, int count, unsigned named, unsigned ends, const unsigned char *value, size_t length) {
+    for (int i = 0; i < count; i++)
+        if (named >> i & 1) texts[i] = (scan_text){value, ends >> i & 1 ? length : 0};
+}
+
+/* `scan_fields`, compiled twice: with `one`, a constant, there is a single field and it is at the top level. */
+ALWAYS_INLINE scan_result scan_by(
+    const unsigned char *text, size_t length, const scan_paths *paths, const int one, scan_text *texts) {
+    const unsigned char *p = text, *end = text + length;
+    const int count = one ? 1 : paths->count;
+    uint64_t in_object = 1; /* one bit a level, the innermost lowest: an object, or an array */
+    int depth = 0;
+    int level = 0;              /* of the objects we are in, the innermost that lies on a path: 0 is the outermost */
+    unsigned wanted[NAMES_MAX]; /* by level: the fields that may be in that object */
+    unsigned named = 0;         /* those that the value we come to belongs to */
+
+    for (int i = 0; i < count; i++) texts[i] = (scan_text){text, 0};
+    wanted[0] = (1u << count) - 1;
     p = skip_blanks(p, end);
     if (p >= end || *p != '{') return SCAN_UNSURE;
     p = skip_blanks(p + 1, end);
@@ -147,24 +207,28 @@ member:
         int escaped = 0;
         const unsigned char *close;
         if (*p != '"' || !(close = string_end(p + 1, end, &escaped)) || escaped) return SCAN_UNSURE;
-        if (depth == 1)
-            ours = (size_t)(close - p - 1) == name_length && memcmp(p + 1, name, name_length) == 0;
+        named = depth == level
+            ? fields_named(paths, count, level, wanted[level], p + 1, (size_t)(close - p - 1)) : 0;
         p = skip_blanks(close + 1, end);
         if (p >= end || *p != ':') return SCAN_UNSURE;
         p = skip_blanks(p + 1, end);
         if (p >= end) return SCAN_UNSURE;
     }
     if (*p == '{' || *p == '[') {
-        if (depth == 1 && ours) found = 1, *token = p, *token_length = 1;
-        if (++depth > DEPTH_MAX) return SCAN_UNSURE;
-        in_object = in_object << 1 | (*p == '{');
+        int object = *p == '{';
+        unsigned ends = one ? 1 : paths->ends[level];
+        if (named) note_value(texts, count, named, ends, p, 1);
+        if (++depth >= DEPTH_MAX) return SCAN_UNSURE;
+        in_object = in_object << 1 | object;
+        if (object && (named & ~ends)) wanted[++level] = named & ~ends;
+        named = 0; /* an array's values have no name */
         p = skip_blanks(p + 1, end);
-        if (p < end && *p == ((in_object & 1) ? '}' : ']')) goto closed;
+        if (p < end && *p == (object ? '}' : ']')) goto closed;
         goto member;
     } else {
         const unsigned char *start = p;
         if (!(p = scalar_end(p, end))) return SCAN_UNSURE;
-        if (depth == 1 && ours) found = 1, *token = start, *token_length = (size_t)(p - start);
+        if (named) note_value(texts, count, named, one ? 1 : paths->ends[level], start, (size_t)(p - start));
     }
 
 next:
@@ -179,9 +243,23 @@ next:
 closed:
     p++;
     in_object >>= 1;
-    if (--depth > 0) goto next;
-    if (skip_blanks(p, end) != end) return SCAN_UNSURE;
-    return found ? SCAN_FOUND : SCAN_MISSING;
+    if (!one && depth == level) level--;
+    if (depth-- > 0) goto next;
+    return skip_blanks(p, end) == end ? SCAN_SURE : SCAN_UNSURE;
+}
+
+/* A function of its own, or it would share registers with the other. */
+static __attribute__((noinline)) scan_result scan_one(
+    const unsigned char *text, size_t length, const scan_paths *paths, scan_text *texts) {
+    return scan_by(text, length, paths, 1, texts);
+}
+
+/* `text` is a value. On SCAN_SURE `texts` are the JSON texts of the fields' values: of an object or an array only its
+ * first byte, empty where there is none, which is also so where a path leads through what is no object. */
+static scan_result scan_fields(
+    const unsigned char *text, size_t length, const scan_paths *paths, scan_text *texts) {
+    if (paths->count == 1 && paths->ends[0]) return scan_one(text, length, paths, texts);
+    return scan_by(text, length, paths, 0, texts);
 }
 
 #endif

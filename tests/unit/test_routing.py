@@ -191,6 +191,55 @@ def test_nested_and_several_fields_make_several_segments() -> None:
     )
 
 
+def test_another_name_that_is_not_utf8_hides_no_field(way: str) -> None:
+    """[K6]: neither at the top nor inside, alone or beside a record that has to be looked at alone."""
+    odd = b'{"\xff":1,"tags":{"\xff":1,"category":"a"}}'
+    made = router("tags.category")
+    for values in ([odd], [odd, b'{"tags":{"category":1}}']):
+        assert made.route_batch(batch(*values)).slices[0].route == "events/a"
+    assert made.route_of("events", odd) == "events/a"
+
+
+@pytest.mark.parametrize(
+    ("value", "route", "reasons"),
+    [
+        (b'{"tags":{"category":"a"},"tags":{}}', "default/default", {"not_scalar": 1}),
+        (b'{"tags":{"category":"a"},"tags":"b"}', "b/default", {"missing": 1}),
+        (b'{"tags":"b","tags":{"category":"a"}}', "default/a", {"not_scalar": 1}),
+        (b'{"tags":[{"category":"a"}]}', "default/default", {"not_scalar": 1}),
+        (b'{"tags.category":"a"}', "default/default", {"missing": 1}),
+        (b'{"tags":null}', "default/default", {"null": 1}),
+        (b'{"tags":{"category":"\xff"}}', "default/default", {"not_scalar": 1}),
+        (b'{"tags":{"category":1.0}}', "default/1.0", {"not_scalar": 1}),
+    ],
+)
+def test_the_last_of_a_name_counts_also_where_a_path_goes_through_it(
+    value: bytes, route: str, reasons: dict[str, int]
+) -> None:
+    """[K6] [K8]: with a field inside another, and each beside itself."""
+    assert routes_of(value, "tags", "tags.category") == (f"events/{route}", reasons)
+    first, second = route.split("/")
+    assert routes_of(value, "tags.category")[0] == f"events/{second}"
+    assert routes_of(value, "tags", "tags")[0] == f"events/{first}/{first}"
+
+
+@pytest.mark.parametrize(
+    "fields", [["é"], ["a b"], ["a..b"], [""], ["a."], [".".join("abcdefghi")], [f"f{n}" for n in range(9)]]
+)
+def test_fields_that_the_compiled_part_does_not_know_are_routed_by_python(fields: list[str]) -> None:
+    made = Router(fields, "default", with_topic=False)
+    assert made._grouped is None
+    document: dict[str, object] = {}
+    for name in fields:
+        first, *rest = name.split(".")
+        inner: object = "v"
+        for key in reversed(rest):
+            inner = {key: inner}
+        document[first] = inner
+    (part,) = made.route_batch(batch(json.dumps(document).encode())).slices
+    assert part.route == "/".join("v" for _ in fields)
+
+
 def test_topic_mode_never_looks_into_a_record() -> None:
     class Untouchable(bytes):
         def __getitem__(self, _: object) -> int:  # type: ignore[override]
