@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from archiver.domain.archive_file import FILE_BYTES, HOLD_BYTES
@@ -15,6 +16,15 @@ if TYPE_CHECKING:
 
 WAIT_SECS = 0.05
 """Longest wait for the writers before memory is looked at again."""
+
+_FLUSHED_FROM, _FLUSHED_TO = 0.85, 0.75
+"""Shares of the memory's bound: where the largest buffers are flushed, and down to what."""
+
+_BUFFERS_MIN = 0.1
+"""What the buffers may take in any case: with less, very many files would get very small frames."""
+
+_RESUMED_BELOW = 0.9
+"""A pause ends below this share: above what may stay in the buffers, or it would never end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +97,24 @@ class Pressure:
         self._next_disk_check = 0.0
 
     def hold_memory(self) -> None:
-        """[B1]: at the bound flush the largest buffers, and let the writers catch up before taking more."""
+        """[B1]: near the bound flush the largest buffers; at it let the writers catch up before taking more.
+
+        A little at a time: the largest buffers make the largest frames, and the writers are never idle nor
+        waited for as long as they keep up.
+        """
         archiver = self._archiver
         bound = archiver.policy.bounds.memory_bytes_max
-        if self._held_memory() < bound:
-            if archiver.pauses.active("memory") and self._held_memory() < bound * 0.8:
+        files = self._files_memory()
+        # What the files themselves take cannot be flushed: the buffers get the rest, or a little at least.
+        if archiver.memory - archiver.writing >= max(bound * _FLUSHED_FROM - files, bound * _BUFFERS_MIN):
+            self._flush_largest(int(bound * _FLUSHED_TO) - files)
+        if archiver.memory + files < bound:
+            if archiver.pauses.active("memory") and archiver.memory + files < bound * _RESUMED_BELOW:
                 archiver.pauses.end("memory")
             return
-        # What the files themselves take cannot be flushed, so the buffers get what is left of the half.
-        self._flush_largest(bound // 2 - self._files_memory())
         self._roll_oldest(bound * 3 // 4)
         deadline = self._parts.clock.monotonic() + 1.0
-        while self._held_memory() >= bound * 0.8:
+        while self._held_memory() >= bound:
             archiver.settle(self._parts.inbox.wait(WAIT_SECS))
             archiver.failures.retry()
             if self._parts.clock.monotonic() >= deadline:
@@ -131,8 +147,8 @@ class Pressure:
     def _flush_largest(self, target: int) -> None:
         """Hand buffers to the writers, largest first, until `target` bytes are left unflushed."""
         archiver = self._archiver
-        unflushed = sum(file.memory for file in archiver.dirty.values())
-        for file in sorted(archiver.dirty.values(), key=lambda f: f.buffered_bytes, reverse=True):
+        unflushed = archiver.memory - archiver.writing
+        for file in sorted(archiver.dirty.values(), key=attrgetter("buffered_bytes"), reverse=True):
             if unflushed <= target:
                 return
             unflushed -= file.memory

@@ -77,6 +77,7 @@ class LocalFailures:
             heir = self._succeed(file, now)
         chunk = file.chunks.pop(0)
         archiver.spool_bytes -= chunk.raw_bytes
+        archiver.writing -= chunk.memory
         self._hand_over(file, heir, chunk.spans)
         archiver.note_buffered(heir, file.since)
         heir.requeue(chunk)

@@ -135,6 +135,8 @@ class Archiver:
         """Refused files whose records could not become dead letters, and why."""
         self.memory = 0
         """Bytes of records that are buffered or on their way to a writer."""
+        self.writing = 0
+        """Those of them that are on their way."""
         self.spool_bytes = 0
         self.free_bytes = parts.disk.free_bytes()
         self._nonce = secrets.token_hex(8)
@@ -282,6 +284,7 @@ class Archiver:
         if chunk.number == 1:
             self.parts.writers.label(file.file_id, file.key)
         self.spool_bytes += chunk.raw_bytes
+        self.writing += chunk.memory
         self.parts.writers.append(file.file_id, chunk.number, chunk.lines)
         return True
 
@@ -363,6 +366,7 @@ class Archiver:
         grown = result.file_size - file.size
         chunk = file.written(result.file_size)
         self.memory -= chunk.memory
+        self.writing -= chunk.memory
         self.spool_bytes += grown - chunk.raw_bytes
         file.failures = file.refusals = 0
         if not self.failures.waiting:
@@ -424,7 +428,9 @@ class Archiver:
     def _forget(self, file: ArchiveFile) -> None:
         """Its records are durable, moved to another file, or somebody else's: hold nothing any more."""
         self.parts.ledger.release(file.file_id)
-        self.memory -= file.memory + sum(chunk.memory for chunk in file.chunks)
+        writing = sum(chunk.memory for chunk in file.chunks)
+        self.memory -= file.memory + writing
+        self.writing -= writing
         self.spool_bytes -= file.size + sum(chunk.raw_bytes for chunk in file.chunks)
         self.dirty.pop(file.file_id, None)
         self.opened.pop(file.file_id, None)

@@ -303,6 +303,7 @@ def drop_what_a_full_disk_refused(patch: Patch) -> None:
         file = archiver.files.get(result.file_id)
         if file is not None and file.chunks:
             archiver.memory -= file.chunks[0].memory
+            archiver.writing -= file.chunks[0].memory
             file.chunks[0].lines.clear()
             archiver.spool_bytes -= file.chunks[0].raw_bytes
             file.chunks[0].raw_bytes = 0

@@ -285,16 +285,19 @@ def _stop_clean(process: Process) -> None:
 def _check_turn(process: Process) -> None:
     """Accounts that must agree after every turn, and the bounds [B1], [B2]."""
     archiver = process.archiver
-    held = spool = 0
+    held = writing = spool = 0
     for file in archiver.files.values():
         spool += file.size
         if file.lines:
             held += file.memory
         for chunk in file.chunks:
             held += chunk.memory
+            writing += chunk.memory
             spool += chunk.raw_bytes
     if held != archiver.memory:
         raise Violation(f"memory is counted as {archiver.memory} but buffers hold {held}")
+    if writing != archiver.writing:
+        raise Violation(f"{archiver.writing} bytes are counted as with the writers, which have {writing}")
     if spool != archiver.spool_bytes:
         raise Violation(f"spool is counted as {archiver.spool_bytes} but files hold {spool}")
     bounds = archiver.policy.bounds

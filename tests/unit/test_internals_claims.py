@@ -501,6 +501,26 @@ def test_at_the_memory_bound_buffers_make_room_also_for_what_the_files_themselve
     assert not bench.outside.paused
 
 
+def test_a_pause_for_memory_ends_when_the_writers_are_done_though_the_buffers_keep_theirs() -> None:
+    """[B1]: what the buffers may keep is below what ends a pause."""
+    routes, value = 30, 60
+    bench = Bench(memory_bytes_max=5 * routes * FILE_WITH_ONE_PARTITION, flush_records=1 << 30)
+    n = 0
+    while not bench.archiver.pauses.active("memory"):
+        bench.take(P, value * n, value, f"org-{n % routes}")
+        n += 1
+    written: list[tuple[int, int]] = []
+    for _ in range(20):
+        for file_id, chunk, lines in bench.outside.appended:
+            if (file_id, chunk) not in written:
+                bench.inbox.put(FrameWritten(file_id, chunk, 10 * (len(written) + len(lines))))
+                written.append((file_id, chunk))
+        bench.archiver.turn()
+    assert not bench.archiver.pauses.active("memory")
+    assert bench.archiver.writing == 0
+    assert bench.archiver.memory > 0
+
+
 def test_files_with_records_of_many_partitions_are_closed_before_their_spans_fill_the_memory() -> None:
     """[B1], [D2]: state per file and partition counts too, also when the records have been flushed."""
     files, partitions = 20, [TopicPartition("t", n) for n in range(100)]
