@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -46,6 +46,13 @@ class Compressor(Protocol):
         """One complete frame of the records in these runs (at least one), each followed by a newline [F1]."""
         ...
 
+    def frames(self, buffers: Sequence[list[bytes]]) -> list[bytes]:
+        """One such frame of each."""
+        ...
+
+
+_Compress = Callable[[list[bytes]], list[bytes]]
+"""Each of some data as a frame of its own."""
 
 _FrameReader = Callable[[BinaryIO, int], Generator[bytes, None, int]]
 """Decodes the frame at an offset in pieces; returns the offset of its end; raises `_NotWholeError`.
@@ -66,7 +73,7 @@ class Codec:
     level_min: int | None
     level_max: int | None
     level_default: int | None
-    _compress: Callable[[int], Callable[[bytes], bytes]]
+    _compress: Callable[[int], _Compress]
     _read_frame: _FrameReader
 
     def compressor(self, level: int | None = None) -> Compressor:
@@ -83,39 +90,54 @@ class Codec:
 class _LineCompressor:
     __slots__ = ("_compress",)
 
-    def __init__(self, compress: Callable[[bytes], bytes]) -> None:
+    def __init__(self, compress: _Compress) -> None:
         self._compress = compress
 
     def frame(self, lines: list[bytes]) -> bytes:
+        return self.frames([lines])[0]
+
+    def frames(self, buffers: Sequence[list[bytes]]) -> list[bytes]:
         # The empty last element ends the last line without a second copy of the whole.
-        return self._compress(b"\n".join((*lines, b"")))
+        return self._compress([b"\n".join((*lines, b"")) for lines in buffers])
 
 
 # --- compressing ----------------------------------------------------------------------------
 
 
-def _zstd(level: int) -> Callable[[bytes], bytes]:
+def _each(compress: Callable[[bytes], bytes]) -> _Compress:
+    return lambda many: [compress(data) for data in many]
+
+
+def _zstd(level: int) -> _Compress:
     context = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
-    return context.compress
+
+    def compress(many: list[bytes]) -> list[bytes]:
+        if len(many) == 1:
+            return [context.compress(many[0])]
+        # The interpreter's lock is let go of once for all of them, not for each.
+        frames = context.multi_compress_to_buffer([*many])
+        return [frames[n].tobytes() for n in range(len(many))]
+
+    return compress
 
 
-def _lz4(level: int) -> Callable[[bytes], bytes]:
+def _lz4(level: int) -> _Compress:
     def compress(data: bytes) -> bytes:
         frame: bytes = lz4.frame.compress(data, compression_level=level, content_checksum=True)
         return frame
 
-    return compress
+    return _each(compress)
 
 
-def _snappy(_level: int) -> Callable[[bytes], bytes]:
+def _snappy(_level: int) -> _Compress:
     # Not through python-snappy: its StreamCompressor holds the GIL while it compresses.
     def compress(data: bytes) -> bytes:
         return bytes(cramjam.snappy.compress(data))
 
-    return compress
+    return _each(compress)
 
 
-def _gzip(level: int) -> Callable[[bytes], bytes]:
+def _gzip(level: int) -> _Compress:
     """Levels 1 and 2 are ISA-L's 1 and 3, above are libdeflate's, each where it is the smaller for its time.
 
     Left out are the levels that give more than the one before them on some records: libdeflate's 2 (100 B),
@@ -123,13 +145,13 @@ def _gzip(level: int) -> Callable[[bytes], bytes]:
     """
     if level <= 2:
         theirs = (1, 3)[level - 1]
-        return lambda data: isal_zlib.compress(data, theirs, _GZIP_CONTAINER)
+        return _each(lambda data: isal_zlib.compress(data, theirs, _GZIP_CONTAINER))
     theirs = (3, 4, 6, 7, 8, 9, 9)[level - 3]
-    return lambda data: bytes(deflate.gzip_compress(data, theirs))
+    return _each(lambda data: bytes(deflate.gzip_compress(data, theirs)))
 
 
-def _none(_level: int) -> Callable[[bytes], bytes]:
-    return lambda data: data
+def _none(_level: int) -> _Compress:
+    return lambda many: many
 
 
 # --- reading one frame ----------------------------------------------------------------------

@@ -107,6 +107,13 @@ def add_slices(
     already; the others come back, in order, and beside them the bytes of the lines that were added.
     """
 
+def append_frames(appends: tuple[tuple[bytes, bool, int, bytes], ...], mode: int) -> tuple[int, int, int]:
+    """Open each file, which has `size` bytes (or is new), append a frame, close it; up to one that fails.
+
+    Returns how many were tried, what the last of them came to (`APPENDED` and so on in `spool.file`), and its
+    errno. The interpreter's lock is let go of once for all of them.
+    """
+
 def count_lines(buffer: bytes, start: int, stop: int) -> int:
     """How many values `Lines.cut` would find in that part."""
 

@@ -7,6 +7,7 @@
 #include "scan.h"
 #include "grouper.h"
 #include "buffers.h"
+#include "appends.h"
 
 static PyObject *scan(PyObject *module, PyObject *args) {
     (void)module;
@@ -25,6 +26,8 @@ static PyMethodDef module_methods[] = {
     {"scan", scan, METH_VARARGS, "scan(value, fields) -> the fields' JSON texts, b'' where missing, None if unsure"},
     {"add_slices", add_slices, METH_VARARGS,
      "add_slices(open, partition, slices, span_type, bytes_max, records_max) -> (slices left to Python, bytes added)"},
+    {"append_frames", append_frames, METH_VARARGS,
+     "append_frames(((path, is new, size, frame), …), mode) -> (files tried, what the last came to, errno)"},
     {"count_lines", count_lines, METH_VARARGS, "count_lines(buffer, start, stop) -> how many lines that part has"},
     {"load_client", load_client, METH_O, "load_client(path): look up librdkafka in a library that is loaded"},
     {NULL}};

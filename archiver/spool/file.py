@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import google_crc32c
@@ -16,6 +17,7 @@ from isal import isal_zlib
 
 from archiver.domain.sealed import Checksums
 from archiver.errors import SpoolError
+from archiver.native import native
 
 FILE_MODE = 0o600
 CHECKSUMS = frozenset({"crc32", "crc32c", "md5"})
@@ -84,6 +86,11 @@ class SpoolFile:
         return self._fd is not None
 
     @property
+    def is_idle(self) -> bool:
+        """Closed, and nothing is wrong with it."""
+        return self._fd is None and self.failure is None and not self._torn
+
+    @property
     def is_torn(self) -> bool:
         """Whether something must be cut off before it is sealed."""
         return self._torn
@@ -101,9 +108,12 @@ class SpoolFile:
         except (OSError, SpoolError) as error:
             self.failure = error
             raise
+        self._count(frame)
+        return self.size
+
+    def _count(self, frame: bytes) -> None:
         self._checksums.update(frame)
         self.size += len(frame)
-        return self.size
 
     def _write(self, fd: int, frame: bytes) -> None:
         try:
@@ -216,7 +226,41 @@ class SpoolFile:
             self._doubtful = True
             raise
 
+    def _appended_elsewhere(self, frame: bytes, outcome: int, number: int) -> bool:
+        """Take in what `append_to_each` has done; whether the frame is in the file."""
+        if outcome != _NOT_OPENED:
+            self._created = True
+        if outcome == _TORN:
+            self._torn = True
+        if outcome == _NOT_CLOSED:
+            self._doubtful = True
+            self.failure = OSError(number, os.strerror(number), os.fspath(self.path))
+        if outcome in (_APPENDED, _NOT_CLOSED):
+            self._count(frame)
+            return True
+        return False
+
     def remove(self) -> None:
         """Close and delete it. Raises OSError; a file that is not there is fine."""
         self.close()
         self.path.unlink(missing_ok=True)
+
+
+_APPENDED, _NOT_OPENED, _SIZE_DIFFERS, _NOT_WRITTEN, _TORN, _NOT_CLOSED = range(6)
+"""What `native.append_frames` tells of the last file that it tried."""
+
+
+def append_to_each(appends: Sequence[tuple[SpoolFile, bytes]]) -> int:
+    """Append a frame to each of some files that are closed and have no `failure`; they are closed again.
+
+    Returns how many frames are in their files: all, or those before the first that has failed, and none where
+    the compiled part is missing. What has failed is as it was, and `append` tells why when it fails, too.
+    """
+    if native is None or not appends:
+        return 0
+    orders = tuple((os.fsencode(file.path), not file._created, file.size, frame) for file, frame in appends)
+    tried, last, number = native.append_frames(orders, FILE_MODE)
+    done = 0
+    for file, frame in appends[:tried]:
+        done += file._appended_elsewhere(frame, last if done == tried - 1 else _APPENDED, number)
+    return done

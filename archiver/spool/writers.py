@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import TracebackType
 
 from archiver.codecs import Codec
@@ -26,13 +26,27 @@ from archiver.errors import SpoolError
 from archiver.events import SpoolWriteFailed
 from archiver.ports import Emit, FileSealed, FrameWritten, Inbox, SealFailed, WorkerDied, WriteFailed
 from archiver.spool.directory import SpoolDirectory
-from archiver.spool.file import CHECKSUMS, SpoolFile, fsync_directory, is_no_space
+from archiver.spool.file import CHECKSUMS, SpoolFile, append_to_each, fsync_directory, is_no_space
 from archiver.spool.labels import Label, label_path, sync_label, write_label
 
 _HANDLES_KEPT_FREE = 64
 """[B3]: for sockets, the log, and what libraries open."""
 
+_TOGETHER_BYTES = 512 * 1024
+_TOGETHER_MAX = 64
+"""How many frames are made and written in one go, and of how many bytes before compression. They are answered
+together, so that more would keep the loop waiting."""
+
 _Command = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Append:
+    """Lines (at least one run) that become one frame."""
+
+    file_id: int
+    chunk: int
+    lines: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +107,7 @@ class SpoolWriters:
     def append(self, file_id: int, chunk: int, lines: list[bytes]) -> None:
         """Append the lines (at least one run) as one frame. Answer: FrameWritten or WriteFailed."""
         worker = self._workers[file_id % len(self._workers)]
-        worker.queue.put(partial(worker.append, file_id, chunk, lines))
+        worker.queue.put(_Append(file_id, chunk, lines))
 
     def seal(self, file_id: int) -> None:
         """Close for good, move under `uploads/`. Answer: FileSealed or SealFailed."""
@@ -145,7 +159,8 @@ class _Worker:
     """One thread and everything it owns; every method but `__init__` runs on that thread."""
 
     def __init__(self, name: str, order: _Order, inbox: Inbox, emit: Emit) -> None:
-        self.queue: SimpleQueue[_Command | None] = SimpleQueue()
+        self.queue: SimpleQueue[_Append | _Command | None] = SimpleQueue()
+        self._ahead: list[_Append | _Command | None] = []  # at most one, taken out of the queue already
         self._order = order
         self._open_dir = order.directory.open_dir
         self._compressor = order.codec.compressor(order.level)
@@ -161,21 +176,66 @@ class _Worker:
 
     def _run(self) -> None:
         with _DeathNotice(self.thread.name, self._inbox):
-            while (command := self.queue.get()) is not None:
-                command()
+            while (command := self._next()) is not None:
+                if isinstance(command, _Append):
+                    self.append(self._together(command))
+                else:
+                    command()
             for file in self._handles.values():
                 file.close()
 
+    def _next(self) -> _Append | _Command | None:
+        return self._ahead.pop() if self._ahead else self.queue.get()
+
+    def _together(self, first: _Append) -> list[_Append]:
+        """With it what is small, waits right behind it, and is another file's."""
+        appends, file_ids = [first], {first.file_id}
+        size = sum(map(len, first.lines))
+        while size < _TOGETHER_BYTES and len(appends) < _TOGETHER_MAX:
+            try:
+                command = self.queue.get_nowait()
+            except Empty:
+                break
+            if not isinstance(command, _Append) or command.file_id in file_ids:
+                self._ahead.append(command)
+                break
+            appends.append(command)
+            file_ids.add(command.file_id)
+            size += sum(map(len, command.lines))
+        return appends
+
     # --- commands ---------------------------------------------------------------------------
 
-    def append(self, file_id: int, chunk: int, lines: list[bytes]) -> None:
-        file = self._files.get(file_id) or self._new(file_id)
+    def append(self, appends: list[_Append]) -> None:
+        """One frame to each of as many files."""
+        files = [self._files.get(append.file_id) or self._new(append.file_id) for append in appends]
+        frames = self._compressor.frames([append.lines for append in appends])
+        written = self._append_to_closed(list(zip(files, frames, strict=True)))
+        for append, file, frame in zip(appends, files, frames, strict=True):
+            if id(file) in written:
+                self._written(append, file.size)
+            else:
+                self._append_frame(append, file, frame)
+
+    def _append_to_closed(self, appends: list[tuple[SpoolFile, bytes]]) -> set[int]:
+        """Where more files are written than may be open, those that find no handle: not worth one each."""
+        free = self._order.handles_max - len(self._handles)
+        closed = [item for item in appends if item[0].is_idle][free:]
+        if len(closed) < 2 or self._labels_due:
+            return set()
+        return {id(file) for file, _ in closed[: append_to_each(closed)]}
+
+    def _written(self, append: _Append, size: int) -> None:
+        self._failures = 0
+        self._inbox.put(FrameWritten(append.file_id, append.chunk, size))
+
+    def _append_frame(self, append: _Append, file: SpoolFile, frame: bytes) -> None:
+        file_id, chunk = append.file_id, append.chunk
         if file.failure is not None:
             detail = f"after an earlier failure: {file.failure}"
             failed = WriteFailed(file_id, chunk, file.size, is_no_space(file.failure), detail)
             self._inbox.put(failed)
             return
-        frame = self._compressor.frame(lines)
         try:
             if self._labels_due:
                 self._write_label(file_id)
@@ -184,8 +244,7 @@ class _Worker:
         except (OSError, SpoolError) as error:
             self._append_failed(file_id, chunk, file, error)
             return
-        self._failures = 0
-        self._inbox.put(FrameWritten(file_id, chunk, size))
+        self._written(append, size)
 
     def _append_failed(self, file_id: int, chunk: int, file: SpoolFile, error: OSError | SpoolError) -> None:
         file.failure = error

@@ -515,9 +515,9 @@ def test_close_does_not_wait_longer_than_it_may(tmp_path: Path) -> None:
     inbox = QueueInbox()
     go_on = threading.Event()
 
-    def held(frame: bytes) -> bytes:
+    def held(frames: list[bytes]) -> list[bytes]:
         go_on.wait()
-        return frame
+        return frames
 
     codec = replace(CODECS["none"], _compress=lambda _level: held)
     writers = SpoolWriters(directory, codec, None, inbox, lambda _: None, threads=1)

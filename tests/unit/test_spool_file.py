@@ -15,8 +15,10 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
+import archiver.spool.file
 from archiver.errors import SpoolError
-from archiver.spool.file import CHECKSUMS, SpoolFile, is_no_space
+from archiver.native import native
+from archiver.spool.file import CHECKSUMS, SpoolFile, append_to_each, is_no_space
 from tests.unit.small_disk import fill, small_disk
 
 ROOT = Path(__file__).parents[2]
@@ -78,6 +80,88 @@ def test_a_file_opened_again_goes_on_at_its_end(tmp_path: Path, uploads: Path) -
         assert not file.is_open
     assert file.seal(uploads, fsync=False).crc32 == zlib.crc32(b"01234")
     assert (uploads / "a").read_bytes() == b"01234"
+
+
+# --- several at once --------------------------------------------------------------------------
+
+needs_native = pytest.mark.skipif(native is None, reason="there is no compiler here")
+
+
+@needs_native
+def test_frames_for_several_closed_files_are_appended_as_one_by_one(tmp_path: Path, uploads: Path) -> None:
+    files = [SpoolFile(tmp_path / f"{n}", CHECKSUMS) for n in range(3)]
+    files[1].append(b"begun")
+    files[1].close()
+    written = [b"", b"begun", b""]
+    for frame in (b"x", os.urandom(200_000), b"", b"end"):
+        assert append_to_each([(file, frame) for file in files]) == 3
+        written = [data + frame for data in written]
+        assert not any(file.is_open for file in files)
+    files[2].append(b"!")
+    written[2] += b"!"
+    for file, data in zip(files, written, strict=True):
+        assert file.size == len(data)
+        checksums = file.seal(uploads, fsync=True)
+        assert (uploads / file.path.name).read_bytes() == data
+        assert (uploads / file.path.name).stat().st_mode & 0o777 == 0o600
+        assert (checksums.crc32, checksums.md5) == (zlib.crc32(data), hashlib.md5(data).digest())
+
+
+@needs_native
+def test_the_first_file_that_fails_ends_it_and_is_left_to_append(tmp_path: Path) -> None:
+    """[D10]: not there, somebody else's, or not what was written."""
+    lost = SpoolFile(tmp_path / "no-such-folder" / "a")
+    (tmp_path / "theirs").write_bytes(b"theirs")
+    theirs, spoiled = SpoolFile(tmp_path / "theirs"), SpoolFile(tmp_path / "spoiled")
+    spoiled.append(b"one")
+    spoiled.close()
+    spoil(tmp_path / "spoiled")
+    for bad, error in ((lost, FileNotFoundError), (theirs, FileExistsError), (spoiled, SpoolError)):
+        before, behind = SpoolFile(tmp_path / f"before-{id(bad)}"), SpoolFile(tmp_path / f"behind-{id(bad)}")
+        assert append_to_each([(before, b"1"), (bad, b"2"), (behind, b"3")]) == 1
+        assert (before.size, behind.size, behind.path.exists()) == (1, 0, False)
+        with pytest.raises(error):
+            bad.append(b"2")
+    assert (tmp_path / "theirs").read_bytes() == b"theirs"
+    assert (tmp_path / "spoiled").read_bytes() == b"something else"
+
+
+@needs_native
+def test_nothing_is_left_of_a_frame_that_did_not_fit(tmp_path: Path) -> None:
+    """[B2], c25"""
+    with small_disk(tmp_path / "disk", 2 * 1024 * 1024) as disk:
+        one, other, third = (SpoolFile(disk / name) for name in "abc")
+        assert append_to_each([(one, b"1" * 900_000), (other, b"2" * 900_000)]) == 2
+        assert append_to_each([(third, b"3"), (other, b"2" * 900_000), (one, b"1")]) == 1
+        assert (disk / "b").stat().st_size == other.size == 900_000
+        assert (one.size, third.size) == (900_000, 1)
+        with pytest.raises(OSError, match="No space"):
+            other.append(b"2" * 900_000)
+
+
+def test_a_close_that_failed_counts_the_frame_and_spoils_the_file(tmp_path: Path, uploads: Path) -> None:
+    """Some network disks tell only then that they have lost it: the file is not sealed."""
+    file = SpoolFile(tmp_path / "a")
+    file.append(b"one")
+    file.close()
+    (tmp_path / "a").write_bytes(b"onetwo")
+    assert file._appended_elsewhere(b"two", archiver.spool.file._NOT_CLOSED, errno.EIO)
+    assert file.size == 6
+    with pytest.raises(OSError, match="Input/output error"):
+        file.append(b"three")
+    with pytest.raises(SpoolError, match="what is on disk is unknown"):
+        file.seal(uploads, fsync=False)
+
+
+def test_what_is_torn_is_cut_before_the_next_frame(tmp_path: Path) -> None:
+    file = SpoolFile(tmp_path / "a")
+    file.append(b"one")
+    file.close()
+    (tmp_path / "a").write_bytes(b"onetw")
+    assert not file._appended_elsewhere(b"two", archiver.spool.file._TORN, errno.EIO)
+    assert not file.is_idle
+    assert file.append(b"two") == 6
+    assert (tmp_path / "a").read_bytes() == b"onetwo"
 
 
 def spoil(path: Path) -> None:
