@@ -48,6 +48,11 @@ class _Append:
     chunk: int
     lines: list[bytes]
 
+    @property
+    def size(self) -> int:
+        """Bytes before compression."""
+        return sum(map(len, self.lines)) + len(self.lines)
+
 
 @dataclass(frozen=True, slots=True)
 class _Order:
@@ -188,9 +193,13 @@ class _Worker:
         return self._ahead.pop() if self._ahead else self.queue.get()
 
     def _together(self, first: _Append) -> list[_Append]:
-        """With it what is small, waits right behind it, and is another file's."""
+        """With it what is small, waits right behind it, and is another file's.
+
+        What is large is made alone: the small ones' answers do not wait for it, and zstd compresses several
+        in a context of their own, which for a large frame takes hundreds of MiB beside the worker's.
+        """
         appends, file_ids = [first], {first.file_id}
-        size = sum(map(len, first.lines))
+        size = first.size
         while size < _TOGETHER_BYTES and len(appends) < _TOGETHER_MAX:
             try:
                 command = self.queue.get_nowait()
@@ -199,19 +208,31 @@ class _Worker:
             if not isinstance(command, _Append) or command.file_id in file_ids:
                 self._ahead.append(command)
                 break
+            size += command.size
+            if size > _TOGETHER_BYTES:
+                self._ahead.append(command)
+                break
             appends.append(command)
             file_ids.add(command.file_id)
-            size += sum(map(len, command.lines))
         return appends
 
     # --- commands ---------------------------------------------------------------------------
 
     def append(self, appends: list[_Append]) -> None:
         """One frame to each of as many files."""
-        files = [self._files.get(append.file_id) or self._new(append.file_id) for append in appends]
-        frames = self._compressor.frames([append.lines for append in appends])
-        written = self._append_to_closed(list(zip(files, frames, strict=True)))
-        for append, file, frame in zip(appends, files, frames, strict=True):
+        due: list[tuple[_Append, SpoolFile]] = []
+        for append in appends:
+            file = self._files.get(append.file_id) or self._new(append.file_id)
+            if file.failure is None:
+                due.append((append, file))
+            else:  # it is not even compressed
+                self._refuse(append, file, file.failure)
+        if not due:
+            return
+        frames = self._compressor.frames([append.lines for append, _ in due])
+        made = [(append, file, frame) for (append, file), frame in zip(due, frames, strict=True)]
+        written = self._append_to_closed([(file, frame) for _, file, frame in made])
+        for append, file, frame in made:
             if id(file) in written:
                 self._written(append, file.size)
             else:
@@ -231,10 +252,8 @@ class _Worker:
 
     def _append_frame(self, append: _Append, file: SpoolFile, frame: bytes) -> None:
         file_id, chunk = append.file_id, append.chunk
-        if file.failure is not None:
-            detail = f"after an earlier failure: {file.failure}"
-            failed = WriteFailed(file_id, chunk, file.size, is_no_space(file.failure), detail)
-            self._inbox.put(failed)
+        if file.failure is not None:  # since then: closed for another one's sake
+            self._refuse(append, file, file.failure)
             return
         try:
             if self._labels_due:
@@ -245,6 +264,11 @@ class _Worker:
             self._append_failed(file_id, chunk, file, error)
             return
         self._written(append, size)
+
+    def _refuse(self, append: _Append, file: SpoolFile, failure: OSError | SpoolError) -> None:
+        detail = f"after an earlier failure: {failure}"
+        failed = WriteFailed(append.file_id, append.chunk, file.size, is_no_space(failure), detail)
+        self._inbox.put(failed)
 
     def _append_failed(self, file_id: int, chunk: int, file: SpoolFile, error: OSError | SpoolError) -> None:
         file.failure = error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -496,6 +497,58 @@ def test_what_was_answered_before_a_kill_is_recovered(tmp_path: Path, codec: str
 
 
 # --- ends -----------------------------------------------------------------------------------
+
+
+class Gated:
+    """Compresses nothing: notes what it is given at once, and goes on only when `go_on` is set."""
+
+    def __init__(self) -> None:
+        self.given: list[list[int]] = []
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, many: list[bytes]) -> list[bytes]:
+        self.given.append([len(data) for data in many])
+        self.begun.set()
+        assert self.go_on.wait(60)
+        return many
+
+
+def gated(path: Path) -> tuple[Spool, Gated]:
+    """One thread that is busy with the file 1; what is asked for now waits behind it."""
+    gate, directory, inbox, events = Gated(), SpoolDirectory.acquire(path), QueueInbox(), list[Event]()
+    codec = replace(CODECS["none"], _compress=lambda _level: gate)
+    writers = SpoolWriters(directory, codec, None, inbox, events.append, threads=1)
+    writers.append(1, 0, [b"first"])
+    assert gate.begun.wait(60)
+    return Spool(directory, inbox, events, writers, "none"), gate
+
+
+def test_small_frames_are_made_together_and_a_large_one_alone(tmp_path: Path) -> None:
+    """Nobody waits for it, and what it takes to compress it is there once."""
+    spool, gate = gated(tmp_path)
+    small, large = [b"s" * 99], [b"l" * 999_999]
+    for file_id, lines in enumerate((small, small, large, small, small, [b"m" * 399_999], small), 2):
+        spool.writers.append(file_id, 0, lines)
+    spool.writers.append(8, 1, small)
+    gate.go_on.set()
+    answers = [(a.file_id, a.chunk) for a in spool.answered(9) if isinstance(a, FrameWritten)]
+    assert answers == [*((file_id, 0) for file_id in range(1, 9)), (8, 1)]
+    assert gate.given == [[6], [100, 100], [1_000_000], [100, 100, 400_000, 100], [100]]
+    assert spool.sealed(8) == b"".join((*small, b"\n")) * 2
+    spool.writers.close(10)
+    spool.directory.release()
+
+
+def test_what_a_failed_file_does_not_take_is_not_compressed_for_it(tmp_path: Path) -> None:
+    spool, gate = gated(tmp_path)
+    shutil.rmtree(spool.directory.open_dir)
+    spool.writers.append(1, 1, [b"second"])
+    spool.writers.append(2, 0, [b"others"])
+    gate.go_on.set()
+    assert [type(answer) for answer in spool.answered(3)] == [WriteFailed] * 3
+    assert gate.given == [[6], [7]]
+    spool.writers.close(10)
+    spool.directory.release()
 
 
 def test_close_carries_out_what_is_queued(tmp_path: Path) -> None:
