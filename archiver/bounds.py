@@ -23,6 +23,9 @@ _FLUSHED_FROM, _FLUSHED_TO = 0.85, 0.75
 _BUFFERS_MIN = 0.1
 """What the buffers may take in any case: with less, very many files would get very small frames."""
 
+_BUFFERS_KEPT = 0.05
+"""What is left in them even so: the small ones, which would make the smallest frames of all."""
+
 _RESUMED_BELOW = 0.9
 """A pause ends below this share: above what may stay in the buffers, or it would never end."""
 
@@ -107,7 +110,7 @@ class Pressure:
         files = self._files_memory()
         # What the files themselves take cannot be flushed: the buffers get the rest, or a little at least.
         if archiver.memory - archiver.writing >= max(bound * _FLUSHED_FROM - files, bound * _BUFFERS_MIN):
-            self._flush_largest(int(bound * _FLUSHED_TO) - files)
+            self._flush_largest(int(max(bound * _FLUSHED_TO - files, bound * _BUFFERS_KEPT)))
         if archiver.memory + files < bound:
             if archiver.pauses.active("memory") and archiver.memory + files < bound * _RESUMED_BELOW:
                 archiver.pauses.end("memory")
@@ -147,6 +150,8 @@ class Pressure:
     def _flush_largest(self, target: int) -> None:
         """Hand buffers to the writers, largest first, until `target` bytes are left unflushed."""
         archiver = self._archiver
+        if archiver.failures.waiting:  # nothing would be flushed, turn after turn
+            return
         unflushed = archiver.memory - archiver.writing
         for file in sorted(archiver.dirty.values(), key=attrgetter("buffered_bytes"), reverse=True):
             if unflushed <= target:

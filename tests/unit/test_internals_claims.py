@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -519,6 +519,50 @@ def test_a_pause_for_memory_ends_when_the_writers_are_done_though_the_buffers_ke
     assert not bench.archiver.pauses.active("memory")
     assert bench.archiver.writing == 0
     assert bench.archiver.memory > 0
+
+
+def test_while_the_spool_takes_nothing_no_turn_goes_through_all_buffers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With very many of them each turn would be spent on what cannot be flushed."""
+    bench = Bench(flush_records=200)
+    archiver = bench.archiver
+    bench.take(P, 0, 200, "refused")
+    bench.inbox.put(WriteFailed(1, 1, 0, True, "full"))
+    archiver.turn()
+    for n in range(1, 20):
+        bench.take(P, 200 * n, 199, f"org-{n}")
+    asked: list[object] = []
+    monkeypatch.setattr(archiver, "flush", asked.append)
+    held = archiver.memory + archiver.pressure._files_memory()
+    archiver.policy = replace(archiver.policy, bounds=Bounds(int(held / 0.95), 1 << 40, 0))
+    archiver.turn()
+    assert asked == []
+    bench.outside.now += WRITE_RETRY_SECS
+    archiver.turn()
+    archiver.turn()
+    assert asked
+
+
+def test_where_files_take_most_of_the_memory_the_smallest_buffers_are_not_flushed_for_it() -> None:
+    """[B1]: with very many destinations the frames are small as it is."""
+    routes = 100
+    bound = int(routes * FILE_WITH_ONE_PARTITION / 0.74)
+    bench = Bench(memory_bytes_max=bound, flush_records=1 << 30)
+    n = 0
+    for route in range(routes):
+        bench.take(P, n, 1, f"org-{route}")
+        n += 1
+    while not bench.outside.appended:
+        bench.take(P, n, 5, f"org-{n // 5 % (routes // 2)}")
+        n += 5
+    archiver = bench.archiver
+    assert 0.04 * bound < archiver.memory - archiver.writing <= 0.05 * bound
+    flushed = {file_id for file_id, *_ in bench.outside.appended}
+    smallest = {file.file_id for file in archiver.files.values() if file.buffered_records == 1}
+    assert len(smallest) >= routes // 2
+    assert flushed.isdisjoint(smallest)
+    assert not bench.outside.paused
 
 
 def test_files_with_records_of_many_partitions_are_closed_before_their_spans_fill_the_memory() -> None:
