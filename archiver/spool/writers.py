@@ -252,7 +252,8 @@ class _Worker:
 
     def _append_frame(self, append: _Append, file: SpoolFile, frame: bytes) -> None:
         file_id, chunk = append.file_id, append.chunk
-        if file.failure is not None:  # since then: closed for another one's sake
+        if file.failure is not None:
+            # Since its frame was made: closed for another's sake.
             self._refuse(append, file, file.failure)
             return
         try:
