@@ -135,10 +135,18 @@ class Partitions:
             if move is not None:
                 self._arrived(partition, move, first)
             self._assignment.passed(partition, first, batch.offsets[-1] + 1)
+            self._not_again(partition)
             good.append(batch)
         if again:
             self.set_flow()
         return good
+
+    def _not_again(self, partition: TopicPartition) -> None:
+        """An error of the same take is noticed before its records: placing must not go back behind them."""
+        wanted = self.pending.get(partition)
+        if wanted is not None and wanted.position is not None:
+            position = max(wanted.position, self._assignment.position(partition))
+            self.pending[partition] = replace(wanted, position=position)
 
     def _arrived(self, partition: TopicPartition, move: _Move, first: int) -> None:
         """The client reads where it was told to, as its first record shows."""

@@ -348,6 +348,17 @@ def test_an_error_from_an_earlier_assignment_does_not_bring_its_position_back() 
     assert group.partitions.pending == {P0: Wanted(0, None, "id")}
 
 
+def test_records_that_come_in_the_same_take_as_an_error_are_not_read_again() -> None:
+    """The error is noticed first, and its offset is not believed: nothing had been handed out before."""
+    group = Group()
+    group.answers = {P0: found(10)}
+    group.partitions.add([P0], leaving=False)
+    group.partitions.unreadable(P0, 13, None)
+    batch = RecordBatch(P0, [b"{}"] * 3, [10, 11, 12])
+    assert group.partitions.hand_out([batch]) == [batch]
+    assert group.partitions.pending[P0].position == 13
+
+
 def test_an_error_behind_records_tells_where_the_client_was_which_passes_gaps() -> None:
     group = moved(LogRange(0, 80))
     group.partitions.hand_out([RecordBatch(P0, [b""] * 10, range(10))])
