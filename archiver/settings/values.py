@@ -34,6 +34,7 @@ _UNITS = {
 }
 _SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,6})?) ?([A-Za-z]*)")
 _WHOLE = re.compile(r"[0-9]{1,19}")
+_IN_BRACKETS = re.compile(r"\[[^\[\]]*\]")
 _SECS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,6})?")
 HOST = re.compile(r"\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+")
 _TRUE = frozenset({"true", "yes", "on", "1"})
@@ -116,6 +117,10 @@ def parse_list(value: object) -> tuple[object, ...]:
         listed = _json(value)
         if isinstance(listed, list) and all(isinstance(item, str) for item in listed):
             return tuple(listed)
+        if _IN_BRACKETS.fullmatch(value.strip()):  # split at commas it would be names with a bracket
+            raise ValueError(
+                'is in brackets but no JSON list: write a,b or ["a","b"], and a pattern as ["[ab]"]'
+            )
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if isinstance(value, list | tuple):
         return tuple(value)

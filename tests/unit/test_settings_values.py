@@ -99,6 +99,11 @@ def test_a_flag_is_true_or_false_in_their_usual_words() -> None:
 def test_a_list_is_split_at_commas_unless_it_is_json() -> None:
     assert parse_list("a, b,,c ") == ("a", "b", "c")
     assert parse_list('["a{1,2}", "b"]') == ("a{1,2}", "b")
+    assert parse_list('["[ab]"]') == ("[ab]",)
+    assert parse_list("[a-z][0-9]") == ("[a-z][0-9]",)
+    for text in ("[_org_id, tags.region]", "[_org_id]", " ['a'] "):
+        with pytest.raises(ValueError, match="in brackets but no JSON list"):
+            parse_list(text)
     assert parse_list("[a-z]+") == ("[a-z]+",), "a regular expression is not a JSON list"
     assert parse_list("") == ()
 
