@@ -157,10 +157,13 @@ class KafkaSource:
         Empty inside a listener's callback: what the running `take` has popped is in nobody's hands
         yet, and must not depend on when the client counts it.
         """
-        if self._taking or not self._started or not self._partitions.readable:
+        if self._taking or not self._started:
             return {}
-        told = self._consumer.position(self._partitions.readable)
-        return {TopicPartition(p.topic, p.partition): p.offset for p in told if p.offset >= 0}
+        positions = self._partitions.placed()
+        if self._partitions.readable:
+            told = self._consumer.position(self._partitions.readable)
+            positions |= {TopicPartition(p.topic, p.partition): p.offset for p in told if p.offset >= 0}
+        return positions
 
     def queued_bytes(self) -> int:
         """The bound of the prefetch queue, whose fill librdkafka tells only in its statistics; 0 once

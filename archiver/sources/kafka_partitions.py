@@ -114,6 +114,16 @@ class Partitions:
         readable = self.active - self.pending.keys() - self._missing - self._moved.keys()
         self.readable = [client_partition(partition) for partition in readable]
 
+    def placed(self) -> dict[TopicPartition, int]:
+        """Where those that were placed again go on, until a record shows their position in the client.
+
+        All below was handed out, or said to be skipped: no commit needs to wait for a record.
+        """
+        ours = self.active - self.pending.keys() - self._missing
+        return {
+            p: self._assignment.position(p) for p, move in self._moved.items() if move.again and p in ours
+        }
+
     def hand_out(self, batches: Sequence[RecordBatch]) -> Sequence[RecordBatch]:
         """Keep where each partition goes on; returns the batches that may be handed out.
 

@@ -348,6 +348,21 @@ def test_an_error_from_an_earlier_assignment_does_not_bring_its_position_back() 
     assert group.partitions.pending == {P0: Wanted(0, None, "id")}
 
 
+def test_what_was_read_of_a_partition_is_committed_although_it_was_placed_again_and_nothing_more_comes() -> (
+    None
+):
+    """[D3]: by its place, since the client's position counts only once a record has shown it."""
+    group = moved(LogRange(0, 80))
+    group.partitions.hand_out([RecordBatch(P0, [b""] * 80, range(80))])
+    group.partitions.unreadable(P0, 50, None)
+    assert (group.partitions.readable, group.partitions.placed()) == ([], {})
+    group.place(found(80, LogRange(0, 80)))
+    assert (group.partitions.readable, group.partitions.placed()) == ([], {P0: 80})
+    group.partitions.hand_out([RecordBatch(P0, [b""], [80])])
+    assert [(p.topic, p.partition) for p in group.partitions.readable] == [P0]
+    assert group.partitions.placed() == {}
+
+
 def test_records_that_come_in_the_same_take_as_an_error_are_not_read_again() -> None:
     """The error is noticed first, and its offset is not believed: nothing had been handed out before."""
     group = Group()
