@@ -330,6 +330,24 @@ def test_a_topic_recreated_while_down_is_known_by_the_id_beside_the_commit(
     assert member.said(OffsetsSkipped) == [OffsetsSkipped(name, 0, 5, 0, "topic_recreated")]
 
 
+def test_what_was_read_is_committed_although_an_old_error_places_the_partition_again(
+    kafka: KafkaServer, name: str, join: Join
+) -> None:
+    """[D3]: no record comes behind it that would show the client's position."""
+    kafka.create_topic(name, 1)
+    kafka.produce(name, of(30))
+    member = join()
+    member.commits = False
+    member.until(lambda: len(member.records) == 30)
+    member.source._partitions.unreadable(TopicPartition(name, 0), 10, None)
+    member.commits = True
+    member.until(lambda: kafka.committed(name, name) == {0: 30})
+    assert member.offsets(name) == list(range(30))
+    kafka.produce(name, of(1, "more"))
+    member.until(lambda: kafka.committed(name, name) == {0: 31})
+    assert member.offsets(name) == list(range(31))
+
+
 def test_a_topic_recreated_while_running_is_read_from_its_beginning(
     kafka: KafkaServer, name: str, join: Join
 ) -> None:
