@@ -14,20 +14,8 @@ import pytest
 from archiver import app
 from archiver.settings.load import load
 from archiver.telemetry import Telemetry
+from tests.unit.hand_clock import HandClock
 from tests.unit.telemetry_samples import a_status
-
-
-class HandClock:
-    """Time that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return self.now
 
 
 class Joining:

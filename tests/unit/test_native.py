@@ -19,12 +19,11 @@ from archiver.domain.batch import RecordBatch, TopicPartition
 from archiver.domain.keys import encode_segment
 from archiver.domain.routing import Routed, Router, Slice
 from archiver.native import native
+from tests.unit.compiled import needs_native
 from tests.unit.hostile_records import hostile_value
 
 P0 = TopicPartition("events", 0)
 BATCHES = 20_000
-
-needs_native = pytest.mark.skipif(native is None, reason="there is no compiler here")
 
 
 def test_it_has_been_built_where_there_is_a_compiler() -> None:

@@ -12,9 +12,8 @@ from archiver.domain.archive_file import ArchiveFile
 from archiver.domain.batch import RecordBatch, Span
 from archiver.native import native
 from archiver.ports import FrameWritten, WriteFailed
+from tests.unit.compiled import needs_native
 from tests.unit.test_internals_claims import Bench, P, Q
-
-needs_native = pytest.mark.skipif(native is None, reason="there is no compiler here")
 
 
 @needs_native

@@ -19,21 +19,9 @@ from archiver.sources.kafka_client import admin_properties, consumer_properties,
 from archiver.sources.kafka_columns import batches, split_events
 from archiver.sources.kafka_commits import UNANSWERED_SECS, Commits
 from archiver.sources.kafka_trouble import QUIET_SECS, REPEAT_SECS, Trouble
+from tests.unit.hand_clock import HandClock
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
-
-
-class HandClock:
-    """Time that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return self.now
 
 
 # --- properties ---------------------------------------------------------------------------------------

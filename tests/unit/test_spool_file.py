@@ -17,8 +17,8 @@ import pytest
 
 import archiver.spool.file
 from archiver.errors import SpoolError
-from archiver.native import native
 from archiver.spool.file import CHECKSUMS, SpoolFile, append_to_each, is_no_space
+from tests.unit.compiled import needs_native
 from tests.unit.small_disk import fill, small_disk
 
 ROOT = Path(__file__).parents[2]
@@ -83,8 +83,6 @@ def test_a_file_opened_again_goes_on_at_its_end(tmp_path: Path, uploads: Path) -
 
 
 # --- several at once --------------------------------------------------------------------------
-
-needs_native = pytest.mark.skipif(native is None, reason="there is no compiler here")
 
 
 @needs_native
